@@ -11,7 +11,7 @@ from functools import partial
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.map_kernel import each_element
+from monograph.codegen.llvm.emit.map_kernel import ElementMaker, each_element
 from monograph.codegen.llvm.indexing.gather import load_index
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
@@ -36,31 +36,26 @@ def serves(value: Value) -> bool:
 @kernel_for(Ngrams, when=serves)
 def ngrams(context: KernelContext) -> Kernel:
     """Generate a kernel that counts grams, and its epilogue."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
+    region, anchor = context.step.region, context.anchor
     assert isinstance(anchor.op, Ngrams)
     first = len(region.inputs) + len(region.outputs)
     tables = [LlvmPacked(array) for array in gram_tables(anchor.op)]
     return each_element(context, partial(_Counted, anchor, first), tables, vectors=False)
 
 
-class _Counted:
+class _Counted(ElementMaker):
     """The weighted count of a column's grams in a row of tokens."""
 
     def __init__(self, anchor: Value, first: int, elements: LlvmElements, at: Indices) -> None:
         assert isinstance(anchor.op, Ngrams)
-        self.e, self.b = elements, elements.b
-        self.op, self.x, self.at = anchor.op, anchor.inputs[0], at
+        super().__init__(elements, at)
+        self.op, self.x = anchor.op, anchor.inputs[0]
         self.first = first
         self.length = self.x.tensor.static[-1]
 
     def positions(self) -> list[Index]:
         # Rows and columns are not merged into one loop.
         return list(self.at)
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
 
     def _entry(self, table: int, i: Int, kind: str = "i64") -> Reg:
         pointer = self.b.arguments[f"p{self.first + table}"]
@@ -122,29 +117,24 @@ _SIZE = 8
 def det(context: KernelContext) -> Kernel:
     """Generate a kernel for determinants and their epilogue."""
     region = context.step.region
-    assert region.anchor is not None
-    size = region.anchor.inputs[0].tensor.static[-1]
+    size = context.anchor.inputs[0].tensor.static[-1]
     scratch = LlvmScratch(context.threads * max(size * size, 8) * _SIZE)
     position = len(region.inputs) + len(region.outputs)
-    build = partial(_Eliminated, region.anchor, position)
+    build = partial(_Eliminated, context.anchor, position)
     return each_element(context, build, [scratch], vectors=False)
 
 
-class _Eliminated:
+class _Eliminated(ElementMaker):
     """The product of the pivots of one matrix, eliminated in memory of the thread."""
 
     def __init__(self, anchor: Value, scratch: int, elements: LlvmElements, at: Indices) -> None:
-        self.e, self.b, self.a = elements, elements.b, elements.scalars.a
-        self.x = anchor.inputs[0]
+        super().__init__(elements, at)
+        self.a, self.x = elements.scalars.a, anchor.inputs[0]
         self.size = self.x.tensor.static[-1]
         self.scratch = scratch
-        self.at = at
 
     def positions(self) -> list[Index]:
         return [flatten(self.at, self.e.storage[self.x].strides[:-2])]
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         b, n = self.b, self.size

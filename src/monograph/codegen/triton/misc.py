@@ -37,17 +37,14 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(CoupleProbabilities, Ngrams, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    if isinstance(anchor.op, Ngrams):
+    if isinstance(context.anchor.op, Ngrams):
         return each(context, _count_grams)
     return single("rows", lambda: _couple_kernel(context))
 
 
 def _couple_kernel(context: GpuContext) -> Launch:
     """Generate a program per row with its classes as lanes; rows of Q are computed when needed."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k = context.kernel()
     t, w, x = tile(k), k.w, anchor.inputs[0]
     rows, classes = t.shape
@@ -100,8 +97,7 @@ def _couple_kernel(context: GpuContext) -> Launch:
 
 def _count_grams(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the weighted count of a column's grams in a row of tokens, searched one by one."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
     assert isinstance(op, Ngrams)
     *row, column = (t.point[t.counter(d)].text for d in range(len(t.shape)))
@@ -148,8 +144,7 @@ def tree_candidates(context: GpuContext) -> list[Candidate]:
 
 def _sum_votes(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the votes of all trees in order, as the reference adds them."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, w, s = anchor.op, k.w, t.elements.scalars
     assert isinstance(op, TreeEnsemble)
     row, target = (t.point[t.counter(d)].text for d in range(2))
@@ -171,8 +166,6 @@ def _sum_votes(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _descend(k: KernelWriter, t: ResultTile, op: TreeEnsemble, row: str, mask: str | None) -> None:
     """Descend one step in every element that has not reached its leaf."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
     w, s, modes = k.w, t.elements.scalars, op.modes.array
 
     def entry(array: Array, name: str) -> None:
@@ -182,7 +175,7 @@ def _descend(k: KernelWriter, t: ResultTile, op: TreeEnsemble, row: str, mask: s
     entry(op.features.array, "feature")
     entry(op.splits.array.astype(np.float64), "split")
     w.line(f"inner = (mode != {LEAF})" + (f" & {mask}" if mask else ""))
-    x = s.cast(read(t.elements, anchor.inputs[0], [row, "feature"], "inner"), f64).reg
+    x = s.cast(read(t.elements, k.context.anchor.inputs[0], [row, "feature"], "inner"), f64).reg
     entry(op.missing_yes.array.astype(np.int32), "missing")
     w.line(f"taken = (missing != 0) & ({x} != {x})")
     for mode, sign in _SIGNS.items():
@@ -242,8 +235,7 @@ def det_candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _eliminated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     x, w, e = anchor.inputs[0], k.w, t.elements
     size = x.tensor.static[-1]
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]

@@ -86,8 +86,7 @@ class _Block:
 class _Attention:
     def __init__(self, context: KernelContext) -> None:
         self.context = context
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Attention)
         self.anchor, self.op = anchor, anchor.op
         q, k, v = (x.tensor.static for x in anchor.inputs[:3])
@@ -108,13 +107,12 @@ class _Attention:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         scores = self._lines(min(ROWS, self.rows) * self.row_length)
         turned = 0 if self.few else self._lines(self.depth * self.row_length)
         own = scores + turned
         position = context.argument(LlvmScratch(own * context.threads))
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.epilogue = Epilogue(context, b)
         self.scalars = self.epilogue.elements.scalars
         storage = context.program.places.storage

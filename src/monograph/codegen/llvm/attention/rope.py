@@ -36,8 +36,7 @@ def rope(context: KernelContext) -> Kernel:
 class _Rope:
     def __init__(self, context: KernelContext) -> None:
         self.context = context
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Rope)
         self.anchor, self.interleaved = anchor, anchor.op.interleaved
         self.shape = anchor.tensor.static
@@ -46,9 +45,8 @@ class _Rope:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
-        b = self.b = context.builder(len(context.arguments))
+        context.add(*region.inputs, *region.outputs)
+        b = self.b = context.builder()
         self.epilogue = Epilogue(context, b)
         storage, values = context.program.places.storage, pointers(b, context.arguments)
         self.x, self.cos, self.sin = (View.of(b, v, storage, values) for v in self.anchor.inputs)
@@ -133,8 +131,7 @@ def cache_update(context: KernelContext) -> Kernel:
 class _Update:
     def __init__(self, context: KernelContext) -> None:
         self.context = context
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, CacheUpdate)
         self.anchor, self.op = anchor, anchor.op
         self.shape = anchor.tensor.static
@@ -147,12 +144,11 @@ class _Update:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         size = self.shape[self.axis]
         fault = LlvmFault("rows are written out of bounds", f"0..{size - 1}")
         self.fault = context.argument(fault)
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         if 0 in self.shape:
             return context.finish(b)
         self.epilogue = Epilogue(context, b)

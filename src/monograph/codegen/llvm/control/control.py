@@ -26,8 +26,8 @@ from monograph.codegen.llvm.control.subprograms import (
     within,
 )
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.map_kernel import elements_of, emit_each
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_of
+from monograph.codegen.llvm.emit.map_kernel import ElementMaker, Loaded, emit_each
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
@@ -43,7 +43,7 @@ from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.access import Indices
 from monograph.program.fusion.op_classes import is_native
-from monograph.program.index import Index, flatten, strides_of
+from monograph.program.index import strides_of
 from monograph.program.memory.inplace import root
 
 
@@ -64,8 +64,7 @@ def _compiles(graph: Graph) -> bool:
 @kernel_for(If, Loop, BoundedLoop, Scan, when=serves)
 def control(context: KernelContext) -> Kernel:
     """Generate a kernel for a branch or a loop with its sub-graphs."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     kinds: dict[type, type[Control]] = {If: _If, Loop: _Loop, BoundedLoop: _Loop, Scan: _Scan}
     return kinds[type(anchor.op)](context, anchor).kernel()
 
@@ -345,14 +344,11 @@ def _zeros(type_: TensorType) -> Array:
 @kernel_for(Fail)
 def failing(context: KernelContext) -> Kernel:
     """Report that the branch was taken; return zeros for its results."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
+    region, anchor = context.step.region, context.anchor
     assert isinstance(anchor.op, Fail)
-    for value in (*region.inputs, *region.outputs):
-        context.argument(value)
+    context.add(*region.inputs, *region.outputs)
     fault = context.argument(LlvmFault(anchor.op.reason, shows_data=False))
-    b = context.builder(len(context.arguments))
+    b = context.builder()
     report(b, fault, Reg("true", "i1"), Reg("0", "i64"))
     emit_each(context, elements_of(context, b), partial(_Zeros, anchor.dtype), vectors=False)
     return context.finish(b)
@@ -361,23 +357,20 @@ def failing(context: KernelContext) -> Kernel:
 @kernel_for(Require)
 def require(context: KernelContext) -> Kernel:
     """Pass a value on, and report sizes that do not agree."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
+    region, anchor = context.step.region, context.anchor
     assert isinstance(anchor.op, Require)
     x, expected, given = anchor.inputs
-    for value in (*region.inputs, *region.outputs):
-        context.argument(value)
+    context.add(*region.inputs, *region.outputs)
     sizes = known(expected)
     shown = "" if sizes is None else str(sizes.tolist())
     fault = context.argument(LlvmFault(anchor.op.rule, shown))
-    b = context.builder(len(context.arguments))
+    b = context.builder()
     elements = elements_of(context, b)
     if expected.tensor.shape != given.tensor.shape:
         report(b, fault, Reg("true", "i1"), Reg(str(given.tensor.size), "i64"))
     else:
         _compare(elements, expected, given, fault)
-    emit_each(context, elements, partial(_Same, x), vectors=True)
+    emit_each(context, elements, partial(Loaded, x, x.dtype), vectors=True)
     return context.finish(b)
 
 
@@ -399,33 +392,12 @@ def _compare(elements: LlvmElements, expected: Value, given: Value, fault: int) 
     b.loop(0, given.tensor.size, 1, one)
 
 
-class _Same:
-    """The elements of a value, unchanged."""
-
-    def __init__(self, x: Value, elements: LlvmElements, at: Indices) -> None:
-        self.e, self.x, self.at = elements, x, at
-
-    def positions(self) -> list[Index]:
-        return [flatten(self.at, self.e.storage[self.x].strides)]
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
-
-    def element(self, point: Point) -> Scalar:
-        return self.e.load(self.x, self.at, point)
-
-
-class _Zeros:
+class _Zeros(ElementMaker):
     """0 everywhere."""
 
     def __init__(self, dtype: DType, elements: LlvmElements, at: Indices) -> None:
-        self.zero = elements.scalars.constant(0, dtype)
-
-    def positions(self) -> list[Index]:
-        return []
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
+        super().__init__(elements, at)
+        self.dtype = dtype
 
     def element(self, point: Point) -> Scalar:
-        return self.zero
+        return self.e.scalars.constant(0, self.dtype)

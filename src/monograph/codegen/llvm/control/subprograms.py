@@ -261,8 +261,7 @@ class Control:
         self.anchor = anchor
         self.threads = context.threads
         region = context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         self.sync = context.argument(Sync())
         self.functions = Functions()
         self.subs = [self._sub(graph) for graph in graphs_of(anchor)]
@@ -298,7 +297,7 @@ class Control:
         return dense(self.b.arguments[f"p{position}"], type_)
 
     def kernel(self) -> Kernel:
-        self.b: Builder = self.context.builder(len(self.context.arguments))
+        self.b: Builder = self.context.builder()
         self.pointers = pointers(self.b, self.context.arguments)
         self.emit()
         made = self.context.finish(self.b)

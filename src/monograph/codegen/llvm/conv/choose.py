@@ -17,8 +17,7 @@ from monograph.program.memory.buffer_assignment import Halo
 
 def _conv_3x3(context: KernelContext) -> Kernel:
     """Generate Winograd's convolution where it is estimated to be faster, else the direct one."""
-    value = context.step.region.anchor
-    assert value is not None
+    value = context.anchor
     fast = context.winograd and winograd.pays(value, context.features, context.threads)
     return winograd.winograd(context) if fast else direct.conv(context)
 

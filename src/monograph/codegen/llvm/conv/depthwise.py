@@ -63,8 +63,7 @@ class Depthwise:
     weight: type[np.generic] = np.float32
 
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Conv)
         self.context, self.anchor, self.op = context, anchor, anchor.op
         weights = known(anchor.inputs[1])
@@ -83,12 +82,11 @@ class Depthwise:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs_besides(1), *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs_besides(1), *region.outputs)
         self.packed = context.argument(
             LlvmPacked(packed_taps(self.weights, self.blocks, self.weight))
         )
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)
         widest = max(block.lanes for block in self.blocks)

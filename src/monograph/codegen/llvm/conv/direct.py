@@ -170,8 +170,7 @@ class DirectConv:
 
     def __init__(self, context: KernelContext) -> None:
         self.context = context
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Conv)
         self.anchor = anchor
         plan = self.plan = self._plan()
@@ -207,10 +206,9 @@ class DirectConv:
 
     def emit(self) -> Kernel:
         region = self.context.step.region
-        for value in (*region.inputs_besides(1), *region.outputs):
-            self.context.argument(value)
+        self.context.add(*region.inputs_besides(1), *region.outputs)
         self.packed = self.context.argument(LlvmPacked(self._pack()))
-        b = self.b = self.context.builder(len(self.context.arguments))
+        b = self.b = self.context.builder()
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
         self.epilogue.reserve(self.plan.tile.rows * self.plan.tile.vectors, self.lanes)

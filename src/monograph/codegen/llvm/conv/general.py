@@ -62,8 +62,7 @@ def summed_in(value: Value) -> DType:
 
 class _WindowConv:
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, (Conv, ConvTranspose))
         self.context, self.anchor, self.op = context, anchor, anchor.op
         self.given, self.weights = anchor.inputs
@@ -88,8 +87,7 @@ class _WindowConv:
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
         read = region.inputs if self.constant is None else region.inputs_besides(1)
-        for value in (*read, *region.outputs):
-            context.argument(value)
+        context.add(*read, *region.outputs)
         self.packed = -1
         if self.constant is not None:
             self.packed = context.argument(LlvmPacked(self._pack(self.constant)))
@@ -98,7 +96,7 @@ class _WindowConv:
         op = self.op
         axes = (self.outputs, self.sizes, self.kernel, op.strides, op.dilations, op.pads_begin)
         self.windows = Windows(context, [form(*axis) for axis in zip(*axes, strict=True)])
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.pointers = pointers(b, context.arguments)
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)

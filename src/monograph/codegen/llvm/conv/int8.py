@@ -40,8 +40,7 @@ def serves(value: Value) -> bool:
 
 def conv_int(context: KernelContext) -> Kernel:
     """Generate a kernel for a convolution of bytes and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     x = image(context, anchor.inputs[0], CHANNELS_LAST)
     if x.channel != 1 and anchor.inputs[0].tensor.static[-1] > 1:
         # Bytes that are not contiguous cannot be loaded in groups.
@@ -51,8 +50,7 @@ def conv_int(context: KernelContext) -> Kernel:
 
 class _ConvInt:
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Conv)
         self.context, self.anchor, self.op = context, anchor, anchor.op
         self.x = image(context, anchor.inputs[0], CHANNELS_LAST)
@@ -103,10 +101,9 @@ class _ConvInt:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs_besides(1), *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs_besides(1), *region.outputs)
         self.packed = context.argument(LlvmPacked(self._pack()))
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.products.bind(b)
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)

@@ -138,8 +138,7 @@ def _whole(channels: int, lanes: int) -> int:
 
 class _Winograd:
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Conv)
         self.context, self.anchor, self.op = context, anchor, anchor.op
         weights = known(anchor.inputs[1])
@@ -163,12 +162,11 @@ class _Winograd:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs_besides(1), *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs_besides(1), *region.outputs)
         packed = context.argument(LlvmPacked(self._pack()))
         plain = context.argument(LlvmPacked(plain_weights(self.weights, self.m_row // 4)))
         scratch = context.argument(LlvmScratch(self.per_thread * context.threads))
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.a = LlvmArith(b)
         self.pointer = pointers(b, context.arguments)[self.x.source]
         self.w = b.arguments[f"p{packed}"]

@@ -148,6 +148,13 @@ class LlvmElements(Walk[Point]):
         return total
 
 
+def elements_of(context: KernelContext, b: Builder) -> LlvmElements:
+    """Return the element emitter of a kernel whose arguments are fixed."""
+    scalars, storage = LlvmScalars(b, context.features), context.program.places.storage
+    inputs = frozenset(context.step.region.inputs)
+    return LlvmElements(b, scalars, storage, pointers(b, context.arguments), inputs)
+
+
 def _follows(position: Index, lane: Counter) -> bool:
     """Return True if a position depends on a counter only linearly."""
     return all(
@@ -165,17 +172,10 @@ class Epilogue:
 
     def __init__(self, context: KernelContext, b: Builder) -> None:
         region = context.step.region
-        assert region.anchor is not None
         self.b = b
-        self.anchor = region.anchor
+        self.anchor = context.anchor
         self.outputs = region.outputs
-        self.elements = LlvmElements(
-            b,
-            LlvmScalars(b, context.features),
-            context.program.places.storage,
-            pointers(b, context.arguments),
-            frozenset(region.inputs),
-        )
+        self.elements = elements_of(context, b)
         self.at = counters(region.root.tensor.static)
         # The anchor's result is in registers, so resolution stops there.
         self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
-from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, pointers, share
-from monograph.ir import DType
+from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_of
+from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
+from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, Resolved, counters
 from monograph.program.fusion.region import merge
+from monograph.program.fusion.row_nest import positions_read
 from monograph.program.index import Counter, Index, flatten
 
 UNROLL = 4
@@ -126,19 +126,37 @@ def _name(c: Counter) -> tuple[int, str]:
     return len(c.name), c.name
 
 
-class ElementMaker(Protocol):
+class ElementMaker:
     """The computation of an anchor's elements at an index in terms of loop counters."""
 
+    def __init__(self, elements: LlvmElements, at: Indices) -> None:
+        self.e, self.b, self.at = elements, elements.b, at
+
     def positions(self) -> list[Index]:
-        """Return the positions that it reads: dimensions contiguous in all of them
-        become one loop.
-        """
+        """Return the positions that it reads: loops merge dimensions contiguous in all of them."""
+        return []
 
     def enter(self, point: Point) -> None:
         """Prepare a row: all counters but the innermost are known."""
 
     def element(self, point: Point) -> Scalar:
-        """The anchor's element at a point, or as many as the point has lanes."""
+        """Return the anchor's element at a point, or as many as the point has lanes."""
+        raise NotImplementedError
+
+
+class Loaded(ElementMaker):
+    """The elements of a value in memory, as those of a type."""
+
+    def __init__(self, value: Value, dtype: DType, elements: LlvmElements, at: Indices) -> None:
+        super().__init__(elements, at)
+        self.value, self.dtype = value, dtype
+
+    def positions(self) -> list[Index]:
+        return [flatten(self.at, self.e.storage[self.value].strides)]
+
+    def element(self, point: Point) -> Scalar:
+        found = self.e.load(self.value, self.at, point)
+        return found if found.dtype == self.dtype else Scalar(found.reg, self.dtype)
 
 
 Build = Callable[[LlvmElements, Indices], ElementMaker]
@@ -152,40 +170,21 @@ def each_element(
     Pointers come in the order: inputs of the region, its outputs, `extra`.
     """
     region = context.step.region
-    for value in (*region.inputs, *region.outputs, *extra):
-        context.argument(value)
-    b = context.builder(len(context.arguments))
+    context.add(*region.inputs, *region.outputs, *extra)
+    b = context.builder()
     emit_each(context, elements_of(context, b), build, vectors)
     return context.finish(b)
 
 
-def elements_of(context: KernelContext, b: Builder) -> LlvmElements:
-    """Return the element emitter of a kernel whose arguments are fixed."""
-    region = context.step.region
-    return LlvmElements(
-        b,
-        LlvmScalars(b, context.features),
-        dict(context.program.places.storage),
-        pointers(b, context.arguments),
-        frozenset(region.inputs),
-    )
-
-
 def emit_each(context: KernelContext, elements: LlvmElements, build: Build, vectors: bool) -> None:
     """Emit the loops that compute, finish and store every element of the anchor."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
+    region, anchor = context.step.region, context.anchor
     shape = anchor.tensor.static
     if 0 in shape:
         return
-    storage = elements.storage
     elements.given[anchor] = Scalar(None, anchor.dtype)
     plain = counters(shape)
-    order = elements.plan(region.outputs, plain)
-    known = [r.element for r in order if not r.operands and r.element.value in storage]
-    stored = [flatten(e.at, storage[e.value].strides) for e in known]
-    stored += [flatten(plain, storage[v].strides) for v in region.outputs]
+    stored = _positions(context, elements.plan(region.outputs, plain), plain)
     at = merge(shape, plain, [*stored, *build(elements, plain).positions()])
     order = elements.plan(region.outputs, at)
     maker = build(elements, at)
@@ -202,18 +201,16 @@ def emit_each(context: KernelContext, elements: LlvmElements, build: Build, vect
 
 def _lanes(context: KernelContext) -> int:
     region = context.step.region
-    assert region.anchor is not None
     if not region.epilogue:
-        return context.features.lanes(8 * region.anchor.dtype.itemsize)
-    made = (v.dtype.bits for v in (region.anchor, *region.epilogue))
+        return context.features.lanes(8 * context.anchor.dtype.itemsize)
+    made = (v.dtype.bits for v in (context.anchor, *region.epilogue))
     return context.features.lanes(max(*made, 32))
 
 
 def moved_dtype(context: KernelContext) -> DType:
     """Return the type that elements are moved as: bits if the anchor has no epilogue."""
     region = context.step.region
-    assert region.anchor is not None
-    return region.anchor.dtype if region.epilogue else bits_of(region.anchor.dtype)
+    return context.anchor.dtype if region.epilogue else bits_of(context.anchor.dtype)
 
 
 def bits_of(dtype: DType) -> DType:
@@ -233,20 +230,12 @@ def follows(position: Index, point: Point) -> bool:
 def pointwise(context: KernelContext) -> Kernel:
     """A kernel that computes every element of a region's outputs, which share a shape."""
     region = context.step.region
-    for value in (*region.inputs, *region.outputs):
-        context.argument(value)
-    b = context.builder(len(context.arguments))
+    context.add(*region.inputs, *region.outputs)
+    b = context.builder()
     shape = region.outputs[0].tensor.static
     if 0 in shape:
         return context.finish(b)
-    storage = context.program.places.storage
-    elements = LlvmElements(
-        b,
-        LlvmScalars(b, context.features),
-        storage,
-        pointers(b, context.arguments),
-        frozenset(region.inputs),
-    )
+    elements = elements_of(context, b)
     plain = counters(shape)
     at = merge(shape, plain, _positions(context, elements.plan(region.outputs, plain), plain))
     order = elements.plan(region.outputs, at)
@@ -266,9 +255,5 @@ def pointwise(context: KernelContext) -> Kernel:
 def _positions(context: KernelContext, order: Sequence[Resolved], at: Indices) -> list[Index]:
     """Every position in memory that the loop reads or writes."""
     storage = context.program.places.storage
-    found = [
-        flatten(r.element.at, storage[r.element.value].strides)
-        for r in order
-        if not r.operands and r.element.value in storage
-    ]
-    return found + [flatten(at, storage[v].strides) for v in context.step.region.outputs]
+    written = [flatten(at, storage[v].strides) for v in context.step.region.outputs]
+    return positions_read(order, storage) + written

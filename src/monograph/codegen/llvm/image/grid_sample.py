@@ -43,8 +43,7 @@ def serves(value: Value) -> bool:
 @kernel_for(GridSample, DeformConv, when=serves, readable=strided_view)
 def sampling(context: KernelContext) -> Kernel:
     """Generate a kernel for an op that samples, and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     made = _GridSample(context) if isinstance(anchor.op, GridSample) else _DeformConv(context)
     return made.emit()
 
@@ -119,17 +118,15 @@ class _Sampling:
     """The common base of sampling kernels: arguments, readers, a loop over the result."""
 
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         self.context, self.anchor = context, anchor
         self.shape = anchor.tensor.static
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         self.prepare()
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.s = LlvmScalars(b, context.features)
         self.reader = ElementReader(context, b, self.s)
         self.epilogue = Epilogue(context, b)

@@ -44,18 +44,15 @@ def serves(value: Value) -> bool:
 @kernel_for(Pool, when=serves, readable=strided_view)
 def pool(context: KernelContext) -> Kernel:
     """Generate a kernel for a pool and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
     kinds = {MaxPool: _Max, AveragePool: _Average, LpPool: _Lp, ArgMaxPool: _ArgMax}
-    return kinds[type(anchor.op)](context).emit()
+    return kinds[type(context.anchor.op)](context).emit()
 
 
 class _Pool:
     """The common base of pools: the walk over pixels, blocks of channels and taps."""
 
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Pool)
         self.context, self.anchor, self.op = context, anchor, anchor.op
         self.given = anchor.inputs[0]
@@ -73,11 +70,10 @@ class _Pool:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         self.windows = Windows(context, self.spans(self.sizes, self.op.pads_begin))
         self.prepare()
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.pointer = pointers(b, context.arguments)[self.x.source]
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)

@@ -56,8 +56,7 @@ def resize(context: KernelContext) -> Kernel:
 
 class _Resize:
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Resize)
         self.context, self.anchor, self.op = context, anchor, anchor.op
         self.given = anchor.inputs[0]
@@ -86,8 +85,7 @@ class _Resize:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         tables = [np.ascontiguousarray(a.places, np.int64) for a in self.axes]
         self.places = [context.argument(LlvmPacked(t)) for t in tables]
         self.weights = [
@@ -100,7 +98,7 @@ class _Resize:
             for i, a in enumerate(self.axes)
             if a.outside.any()
         }
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.pointer = pointers(b, context.arguments)[self.x.source]
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)

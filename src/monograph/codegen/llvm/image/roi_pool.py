@@ -35,9 +35,7 @@ def serves(value: Value) -> bool:
 @kernel_for(RoiAlign, MaxRoiPool, when=serves, readable=strided_view)
 def regions(context: KernelContext) -> Kernel:
     """Generate a kernel for a pool over boxes and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    made = _Align(context) if isinstance(anchor.op, RoiAlign) else _MaxPool(context)
+    made = _Align(context) if isinstance(context.anchor.op, RoiAlign) else _MaxPool(context)
     return made.emit()
 
 
@@ -45,20 +43,18 @@ class _Regions:
     """The common base of pools over boxes: a loop over the elements of the result."""
 
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         self.context, self.anchor = context, anchor
         self.x, self.rois, *self.batch = anchor.inputs
         self.images, _, *self.sizes = self.x.tensor.static
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         no_image = LlvmFault("a region of no image", f"0..{self.images - 1}")
         self.no_image = context.argument(no_image)
         self.no_box = context.argument(LlvmFault("a region is not of this image"))
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.s = LlvmScalars(b, context.features)
         self.reader = ElementReader(context, b, self.s)
         self.epilogue = Epilogue(context, b)

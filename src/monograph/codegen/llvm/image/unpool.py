@@ -41,16 +41,13 @@ def pooled(value: Value) -> tuple[int, ...]:
 @kernel_for(MaxUnpool, when=serves, readable=strided_view)
 def unpool(context: KernelContext) -> Kernel:
     """Generate a kernel for unpooling and its epilogue."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
-    for value in (*region.inputs, *region.outputs):
-        context.argument(value)
+    region, anchor = context.step.region, context.anchor
+    context.add(*region.inputs, *region.outputs)
     counted = pooled(anchor)
     total = math.prod(counted)
     fault = context.argument(LlvmFault("index out of range", f"0..{total - 1}"))
     sync = context.argument(Sync())
-    b = context.builder(len(context.arguments))
+    b = context.builder()
     scalars = LlvmScalars(b, context.features)
     reader = ElementReader(context, b, scalars)
     epilogue = Epilogue(context, b)

@@ -8,7 +8,7 @@ from functools import partial
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
+from monograph.codegen.llvm.emit.map_kernel import ElementMaker, each_element, follows, moved_dtype
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
@@ -55,9 +55,7 @@ def serves(value: Value) -> bool:
 @kernel_for(Gather, GatherElements, GatherNd, when=serves)
 def gather(context: KernelContext) -> Kernel:
     """Generate a kernel for a gather and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    sizes = dict.fromkeys(_sizes(anchor))
+    sizes = dict.fromkeys(_sizes(context.anchor))
     faults = [out_of_range(size) for size in sizes]
     first = len(context.step.region.inputs) + len(context.step.region.outputs)
     numbers = {size: first + i for i, size in enumerate(sizes)}
@@ -79,16 +77,14 @@ def _sizes(anchor: Value) -> tuple[int, ...]:
     return (x[op.axis],)
 
 
-class _Gathered:
+class _Gathered(ElementMaker):
     """Elements of x at positions given by indices."""
 
     def __init__(
         self, context: KernelContext, faults: dict[int, int], elements: LlvmElements, at: Indices
     ) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
-        self.e = elements
-        self.b = elements.b
+        anchor = context.anchor
+        super().__init__(elements, at)
         self.faults = faults
         self.x, self.indices = anchor.inputs
         self.dtype = moved_dtype(context)

@@ -11,7 +11,7 @@ from functools import partial
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.map_kernel import each_element, follows, moved_dtype
+from monograph.codegen.llvm.emit.map_kernel import ElementMaker, each_element, follows, moved_dtype
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.ir import Value
 from monograph.ir.dtype import i64
@@ -33,8 +33,7 @@ def serves(value: Value) -> bool:
 @kernel_for(Col2Im, Iota, Pad, TakeTurn, when=serves)
 def generated(context: KernelContext) -> Kernel:
     """Generate a kernel for an op whose elements follow from their indices, and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     if isinstance(anchor.op, Pad):
         return each_element(context, partial(_Padded, context, anchor))
     if isinstance(anchor.op, Col2Im):
@@ -44,18 +43,8 @@ def generated(context: KernelContext) -> Kernel:
     return each_element(context, _Counted)
 
 
-class _Counted:
+class _Counted(ElementMaker):
     """0, 1, 2, ..."""
-
-    def __init__(self, elements: LlvmElements, at: Indices) -> None:
-        self.e = elements
-        self.at = at
-
-    def positions(self) -> list[Index]:
-        return []
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         return self.e.count(self.at[0], point)
@@ -83,14 +72,14 @@ def _kept(value: Value) -> tuple[int, ...]:
     return tuple(max(d + min(b, 0) + min(a, 0), 0) for d, b, a in sizes)
 
 
-class _Padded:
+class _Padded(ElementMaker):
     """x inside, and padding by the mode around it."""
 
     def __init__(
         self, context: KernelContext, anchor: Value, elements: LlvmElements, at: Indices
     ) -> None:
         assert isinstance(anchor.op, Pad)
-        self.e, self.b = elements, elements.b
+        super().__init__(elements, at)
         self.op = anchor.op
         self.x, *self.fill = anchor.inputs
         self.dtype = moved_dtype(context)
@@ -102,7 +91,6 @@ class _Padded:
         self.strides = place.strides
         self.offset = place.offset + sum(n * s for n, s in zip(start, self.strides, strict=True))
         self.axes = [i for i, d in enumerate(shape) if d != self.sizes[i]]
-        self.at = at
         others = [Index() if i in self.axes else a for i, a in enumerate(at)]
         self.fixed = flatten(others, self.strides, self.offset)
         moved = [(self.sizes[i], self.strides[i]) for i in self.axes]
@@ -227,15 +215,14 @@ class _Padded:
         return self.e.scalars.load(self.dtype, pointer, lanes)
 
 
-class _Blocks:
+class _Blocks(ElementMaker):
     """The sum of all blocks that cover an element of an image."""
 
     def __init__(self, anchor: Value, elements: LlvmElements, at: Indices) -> None:
         assert isinstance(anchor.op, Col2Im)
-        self.e, self.b = elements, elements.b
+        super().__init__(elements, at)
         self.op = anchor.op
         self.x = anchor.inputs[0]
-        self.at = at
         self.counts = self._counts()
 
     def _counts(self) -> list[int]:
@@ -249,9 +236,6 @@ class _Blocks:
 
     def positions(self) -> list[Index]:
         return list(self.at)
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
 
     def element(self, point: Point) -> Scalar:
         b, op = self.b, self.op

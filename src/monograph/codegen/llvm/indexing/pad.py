@@ -31,8 +31,7 @@ def serves(value: Value) -> bool:
 @kernel_for(Pad, when=serves, first=True)
 def pad(context: KernelContext) -> Kernel:
     """Generate a kernel for padding and its epilogue."""
-    anchor, region = context.step.region.anchor, context.step.region
-    assert anchor is not None
+    anchor, region = context.anchor, context.step.region
     storage = context.program.places.storage
     last = _last(anchor)
     stretch = all(_runs_on(v, storage[v], last) for v in (anchor.inputs[0], region.root))
@@ -67,9 +66,8 @@ class _Stretches:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
-        b = self.b = context.builder(len(context.arguments))
+        context.add(*region.inputs, *region.outputs)
+        b = self.b = context.builder()
         self.given, self.made = (
             b.arguments[f"p{context.argument(v)}"] for v in (self.x, region.root)
         )

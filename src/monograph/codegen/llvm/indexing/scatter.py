@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import is_narrow
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import LlvmElements, Point
-from monograph.codegen.llvm.emit.map_kernel import LoopNest, elements_of, emit_each
+from monograph.codegen.llvm.emit.elements import Point, elements_of
+from monograph.codegen.llvm.emit.map_kernel import Loaded, LoopNest, emit_each
 from monograph.codegen.llvm.indexing.gather import checked_index, load_index, out_of_range
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
@@ -26,13 +27,13 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.ir import DType, Input, TensorType, Value
+from monograph.ir import Input, TensorType, Value
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import ScatterElements, ScatterNd
-from monograph.program.fusion.access import Indices, counters
+from monograph.program.fusion.access import counters
 from monograph.program.fusion.region import merge
-from monograph.program.index import Index, flatten, strides_of
+from monograph.program.index import flatten, strides_of
 from monograph.program.memory.buffer_assignment import TEMPORARY, Buffer, Storage
 
 
@@ -57,12 +58,11 @@ def scatter(context: KernelContext) -> Kernel:
 class _Scatter:
     def __init__(self, context: KernelContext) -> None:
         region = context.step.region
-        assert region.anchor is not None
-        assert isinstance(region.anchor.op, (ScatterElements, ScatterNd))
+        assert isinstance(context.anchor.op, (ScatterElements, ScatterNd))
         self.context = context
-        self.anchor = region.anchor
-        self.op = region.anchor.op
-        self.x, self.indices, self.updates = region.anchor.inputs
+        self.anchor = context.anchor
+        self.op = context.anchor.op
+        self.x, self.indices, self.updates = context.anchor.inputs
         self.shape = self.x.tensor.static
         # Sums of narrow floats are rounded once, at the end, so they are computed in scratch
         # memory.
@@ -75,13 +75,12 @@ class _Scatter:
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         self.sync = context.argument(Sync())
         self.faults = {s: context.argument(out_of_range(s)) for s in dict.fromkeys(self._sizes())}
         nbytes = self.x.tensor.size * self.work.dtype.itemsize
         scratch = context.argument(LlvmScratch(nbytes)) if self.aside else -1
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         if 0 in self.shape:
             return context.finish(b)
         self.e = elements_of(context, b)
@@ -94,7 +93,7 @@ class _Scatter:
             self._lines() if isinstance(self.op, ScatterElements) else self._slices()
         if self.aside:
             synchronise(b, self.sync, context.threads)
-            emit_each(context, self.e, lambda e, at: _Loaded(e, self.work, self.x.dtype, at), True)
+            emit_each(context, self.e, partial(Loaded, self.work, self.x.dtype), True)
         return context.finish(b)
 
     def _sizes(self) -> tuple[int, ...]:
@@ -229,22 +228,3 @@ class _Scatter:
             return scalars.or_(old, new) if how in ("add", "max") else scalars.and_(old, new)
         joins = {"add": scalars.add, "mul": scalars.mul, "min": scalars.min, "max": scalars.max}
         return joins[how](old, new)
-
-
-class _Loaded:
-    """The finished result, read back for the epilogue."""
-
-    def __init__(self, elements: LlvmElements, work: Value, dtype: DType, at: Indices) -> None:
-        self.e = elements
-        self.work = work
-        self.dtype = dtype
-        self.at = at
-
-    def positions(self) -> list[Index]:
-        return [flatten(self.at, self.e.storage[self.work].strides)]
-
-    def enter(self, point: Point) -> None:
-        """Do nothing: rows need no preparation."""
-
-    def element(self, point: Point) -> Scalar:
-        return Scalar(self.e.load(self.work, self.at, point).reg, self.dtype)

@@ -19,8 +19,7 @@ def _readable(user: Value, index: int, operand: Value) -> bool:
 @kernel_for(Dot, readable=_readable)
 def choose(context: KernelContext) -> Kernel:
     """Generate the kernel of a dot, by the form of its weights."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     if 0 in anchor.tensor.static:
         return no_work(context)
     if reads_codes(anchor, 1):

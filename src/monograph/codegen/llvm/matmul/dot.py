@@ -70,8 +70,7 @@ class DotKernel:
 
     def __init__(self, context: KernelContext) -> None:
         self.context = context
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         self.anchor = anchor
         shape = anchor.tensor.static
         x, w = anchor.inputs
@@ -133,8 +132,7 @@ class DotKernel:
 
     def emit(self) -> Kernel:
         region = self.context.step.region
-        for value in (*self._read(), *region.outputs):
-            self.context.argument(value)
+        self.context.add(*self._read(), *region.outputs)
         self.packed = -1
         if self.constant is not None:
             self.packed = self.context.argument(LlvmPacked(self._pack(self.constant)))
@@ -143,7 +141,7 @@ class DotKernel:
             self.sums = self.context.argument(
                 LlvmScratch(self.problem.rows * row * self.context.threads)
             )
-        b = self.b = self.context.builder(len(self.context.arguments))
+        b = self.b = self.context.builder()
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
         self._loops()

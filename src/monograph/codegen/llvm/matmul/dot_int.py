@@ -26,8 +26,7 @@ def serves(value: Value) -> bool:
 
 def dot_int(context: KernelContext) -> Kernel:
     """Generate a kernel for a dot of bytes and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     x = strided(anchor.inputs[0], context.program.places.storage)
     assert x is not None
     if x.strides[-1] != 1 or 0 in anchor.inputs[0].tensor.static:

@@ -32,9 +32,7 @@ TOGETHER = 4
 
 def dot_quant(context: KernelContext) -> Kernel:
     """Generate a kernel for a dot with coded weights and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    found = read_codes(anchor.inputs[1])
+    found = read_codes(context.anchor.inputs[1])
     if found is None:
         return Decoded(context).emit()
     if dot_quant_int.serves(context, found):

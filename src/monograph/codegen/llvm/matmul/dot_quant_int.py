@@ -49,8 +49,7 @@ MOST_BLOCK = 256
 
 def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
     """Return True if a dot with coded weights permits integers on the left, and the machine too."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     assert isinstance(anchor.op, Dot)
     x = strided(anchor.inputs[0], context.program.places.storage)
     assert x is not None

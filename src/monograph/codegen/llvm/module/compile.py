@@ -179,9 +179,8 @@ def _no_work(context: KernelContext) -> Kernel:
     """Return a kernel without work; later steps wait for it, because its results may
     have a halo.
     """
-    for value in context.step.region.outputs:
-        context.argument(value)
-    return context.finish(context.builder(len(context.arguments)))
+    context.add(*context.step.region.outputs)
+    return context.finish(context.builder())
 
 
 def _makes_nothing(step: Step) -> bool:

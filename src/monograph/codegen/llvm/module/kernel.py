@@ -98,6 +98,13 @@ class KernelContext:
     """True if every memory access is checked."""
     arguments: list[Argument] = field(default_factory=list)
 
+    @property
+    def anchor(self) -> Value:
+        """The op of the step that needs a kernel of its own."""
+        anchor = self.step.region.anchor
+        assert anchor is not None
+        return anchor
+
     def argument(self, what: Argument) -> int:
         """Return the position of a pointer; the same value always has the same one."""
         if isinstance(what, Value) and what in self.arguments:
@@ -105,9 +112,14 @@ class KernelContext:
         self.arguments.append(what)
         return len(self.arguments) - 1
 
-    def builder(self, count: int) -> Builder:
-        """A function body with so many pointers."""
-        pointers = [(f"p{i}", "ptr") for i in range(count)]
+    def add(self, *arguments: Argument) -> None:
+        """Add pointers that the kernel needs, in this order."""
+        for what in arguments:
+            self.argument(what)
+
+    def builder(self, spare: int = 0) -> Builder:
+        """Return a function body with a pointer for each argument so far, and some to spare."""
+        pointers = [(f"p{i}", "ptr") for i in range(len(self.arguments) + spare)]
         arguments = [*pointers, ("tid", "i64")]
         return Builder(NAME, arguments, features=self.features, checked=self.checked)
 
@@ -137,7 +149,7 @@ kernel_for = KERNELS.kernel_for
 
 def no_work(context: KernelContext) -> Kernel:
     """Generate an empty kernel, for results without elements."""
-    return context.finish(context.builder(0))
+    return context.finish(context.builder())
 
 
 def finished(b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent]) -> Kernel:

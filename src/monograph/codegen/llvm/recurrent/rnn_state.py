@@ -52,8 +52,7 @@ class CellKernel:
     """The kernel of a cell; a subclass defines each time step."""
 
     def __init__(self, context: KernelContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Recurrence)
         self.context = context
         self.op = anchor.op
@@ -89,8 +88,7 @@ class CellKernel:
         context, region = self.context, self.context.step.region
         weights = known(self.r)
         read = region.inputs if weights is None else region.inputs_besides(1)
-        for value in (*read, *region.outputs):
-            context.argument(value)
+        context.add(*read, *region.outputs)
         count = self.blocks * self.hidden * self.gates * self.lanes
         packed = context.argument(
             LlvmScratch(count * self.size) if weights is None else LlvmPacked(self._pack(weights))
@@ -103,7 +101,7 @@ class CellKernel:
         if self.lengths is not None:
             limits = f"0..{self.op.time}"
             self.fault = context.argument(LlvmFault("a length is not within the sequence", limits))
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.scalars = LlvmScalars(b, context.features)
         self.pointers = pointers(b, context.arguments)
         self.weights = b.arguments[f"p{packed}"]

@@ -48,8 +48,7 @@ def power_below_one(a: LlvmArith, t: Reg) -> Reg:
 @kernel_for(Softmax, LogSoftmax, readable=any_view)
 def softmax(context: KernelContext) -> Kernel:
     """Generate a kernel for a softmax, its operand and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     assert isinstance(anchor.op, (Softmax, LogSoftmax))
     return _Softmax(context, anchor, anchor.op.axis, isinstance(anchor.op, LogSoftmax)).emit()
 
@@ -125,8 +124,7 @@ class _Softmax:
 @kernel_for(LayerNorm, RmsNorm, readable=any_view)
 def norm(context: KernelContext) -> Kernel:
     """Generate a kernel for a norm, its operand and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     assert isinstance(anchor.op, (LayerNorm, RmsNorm))
     return _Norm(context, anchor, anchor.op).emit()
 

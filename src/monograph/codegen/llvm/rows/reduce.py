@@ -39,8 +39,7 @@ def serves(value: Value) -> bool:
 @kernel_for(Reduction, ArgReduction, when=serves, readable=any_view)
 def reduction(context: KernelContext) -> Kernel:
     """Generate a kernel for a reduction, its operand and its epilogue."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     if isinstance(anchor.op, ArgReduction):
         return _argument(context, anchor.op)
     op = anchor.op
@@ -157,8 +156,7 @@ def serves_scan(value: Value) -> bool:
 @kernel_for(Cumulative, when=serves_scan, readable=any_view)
 def scan(context: KernelContext) -> Kernel:
     """Generate a kernel for a running total; rows are in lanes, or one by one."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     assert isinstance(anchor.op, Cumulative)
     op = anchor.op
     rows = _ScanRows(context, (op.axis,))

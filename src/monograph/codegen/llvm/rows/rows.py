@@ -15,9 +15,8 @@ from typing import TypeAlias
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import LlvmElements, Point, part, pieces
-from monograph.codegen.llvm.emit.scalar import LlvmScalars
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, pointers, share
+from monograph.codegen.llvm.emit.elements import Point, elements_of, part, pieces
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, share
 from monograph.ir import DType, Value
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, Resolved
@@ -54,20 +53,16 @@ class LlvmRows:
 
     def __init__(self, context: KernelContext, axes: Sequence[int], keeps: bool = False) -> None:
         region = context.step.region
-        assert region.anchor is not None
-        self.context, self.anchor, self.outputs = context, region.anchor, region.outputs
-        self.operand: Value = region.anchor.inputs[0]
+        self.context, self.anchor, self.outputs = context, context.anchor, region.outputs
+        self.operand: Value = context.anchor.inputs[0]
         self.axes = tuple(axes)
         self.keeps = keeps
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
         self._scratch = len(context.arguments)
         # One additional pointer: rows may have to be kept in memory.
-        self.b = b = context.builder(len(context.arguments) + 1)
-        self.scalars = LlvmScalars(b, context.features)
-        storage = context.program.places.storage
-        values = pointers(b, context.arguments)
-        self.elements = LlvmElements(b, self.scalars, storage, values, frozenset(region.inputs))
+        self.b = b = context.builder(spare=1)
+        self.elements = elements_of(context, b)
+        self.scalars = self.elements.scalars
         self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
         self._nest()
         widest = max(v.dtype.bits for v in (*region.inputs, *region.body))

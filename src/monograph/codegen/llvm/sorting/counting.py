@@ -21,16 +21,14 @@ class Counting:
 
     def __init__(self, context: KernelContext) -> None:
         region = context.step.region
-        assert region.anchor is not None
-        self.context, self.anchor = context, region.anchor
+        self.context, self.anchor = context, context.anchor
         self.threads = context.threads
         self.results = {v.op.index: v for v in region.outputs if isinstance(v.op, Item)}
-        for value in (*region.inputs, *region.outputs):
-            context.argument(value)
+        context.add(*region.inputs, *region.outputs)
 
     def begin(self) -> None:
         """Start the function, after all arguments are known."""
-        self.b: Builder = self.context.builder(len(self.context.arguments))
+        self.b: Builder = self.context.builder()
         self.scalars = LlvmScalars(self.b, self.context.features)
         self.pointers = pointers(self.b, self.context.arguments)
 

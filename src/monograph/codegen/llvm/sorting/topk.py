@@ -115,12 +115,10 @@ def top_k(context: KernelContext) -> Kernel:
 
 class _TopK:
     def __init__(self, context: KernelContext) -> None:
-        region = context.step.region
-        assert region.anchor is not None
-        assert isinstance(region.anchor.op, TopK)
+        assert isinstance(context.anchor.op, TopK)
         self.context = context
-        self.op = region.anchor.op
-        self.x = region.anchor.inputs[0]
+        self.op = context.anchor.op
+        self.x = context.anchor.inputs[0]
         self.shape = self.x.tensor.static
         self.size = self.shape[self.op.axis]
         self.wide = self.x.dtype == f64 or (self.x.dtype.is_integer and self.x.dtype.bits == 64)
@@ -140,7 +138,7 @@ class _TopK:
             context.argument(value)
         scratch = context.argument(LlvmScratch(context.threads * self._heap_bytes))
         self.sync = context.argument(Sync()) if self.shared_rows else -1
-        b = self.b = context.builder(len(context.arguments))
+        b = self.b = context.builder()
         self.scalars = LlvmScalars(b, context.features)
         self.pointers = pointers(b, context.arguments)
         self.heaps = b.arguments[f"p{scratch}"]

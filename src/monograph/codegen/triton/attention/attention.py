@@ -44,8 +44,7 @@ def attentions(context: GpuContext) -> list[Candidate]:
     Not with a mask, and not if `causal` hides all keys from a query: torch's kernels disagree about
     fully masked queries.
     """
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     op, (q, k, v, *_) = anchor.op, anchor.inputs
     assert isinstance(op, Attention)
     square = q.tensor.static[2] == k.tensor.static[2]
@@ -86,8 +85,7 @@ def _attention(context: GpuContext, anchor: Value, views: list[Strided]) -> tupl
 
 @kernel_for(Attention, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     h = heads_of(anchor.inputs)
     found = [
         Candidate(f"flash {c}", lambda c=c: _flash(context, h, c))  # type: ignore[misc]
@@ -131,8 +129,7 @@ def _flash(context: GpuContext, h: AttentionSizes, c: FlashTiling) -> tuple[Work
 
 
 def _over(context: GpuContext, c: FlashTiling, parts: TritonScratch | None) -> Flash:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     assert isinstance(anchor.op, Attention)
     return Flash(context, anchor.op, anchor.inputs, c, parts)
 
@@ -187,9 +184,7 @@ def _join(context: GpuContext, h: AttentionSizes, c: FlashTiling, parts: TritonS
 
 @kernel_for(CacheUpdate, Rope, readable=any_view)
 def rope_candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    if isinstance(anchor.op, Rope):
+    if isinstance(context.anchor.op, Rope):
         return each(context, _turned)
     if context.program.in_place(context.step):
         return [
@@ -211,8 +206,7 @@ def element(e: TritonElements, value: Value, texts: Sequence[str], mask: str | N
 
 
 def _turned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     assert isinstance(anchor.op, Rope)
     numbers = [t.point[t.counter(d)].text for d in range(4)]
     made = turn(t.elements, anchor.op, anchor.inputs, numbers, mask)
@@ -254,8 +248,7 @@ def turn(
 
 def _updated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the rows of the update at their positions, and x elsewhere."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, (x, update, starts), w = anchor.op, anchor.inputs, k.w
     assert isinstance(op, CacheUpdate)
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
@@ -283,8 +276,7 @@ def _updated(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _rows(context: GpuContext, block: int) -> Launch:
     """Write only the rows of an update: the result is in place over the cache."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     op, (x, update, starts) = anchor.op, anchor.inputs
     assert isinstance(op, CacheUpdate)
     k = context.kernel()

@@ -102,11 +102,9 @@ BARRIERS = ("gather", "pointwise")
 
 @kernel_for(DecodeAttention, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
     return [
         Candidate(f"step {c}", lambda c=c: _step(context, c))  # type: ignore[misc]
-        for c in _configs(anchor)
+        for c in _configs(context.anchor)
     ]
 
 
@@ -152,16 +150,13 @@ def _blocks(anchor: Value, t: int) -> int:
 
 
 def _step(context: GpuContext, c: FlashTiling) -> tuple[Work, ...]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
     copies = tuple(_copy_kernel(context, item, cache) for item, cache in _moved_caches(context))
-    return (*copies, _Step(context, anchor, c).launch())
+    return (*copies, _Step(context, context.anchor, c).launch())
 
 
 def _moved_caches(context: GpuContext) -> list[tuple[Value, Value]]:
     """Return the caches that are not updated in place: they are copied first."""
-    anchor, places = context.step.region.anchor, context.program.places
-    assert anchor is not None
+    places = context.program.places
     found = []
     for item, cache in _caches(context).items():
         new, old = places.storage[item], places.storage.get(cache)  # None: a view
@@ -176,13 +171,11 @@ def _root(storage: Storage, places: Places) -> int:
 
 def _caches(context: GpuContext) -> dict[Value, Value]:
     """Return the operand of each cache that is a result."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
     found = {}
     for item in context.step.region.outputs:
         assert isinstance(item.op, Item)
         if item.op.index:
-            found[item] = anchor.inputs[DecodeAttention.updates[item.op.index]]
+            found[item] = context.anchor.inputs[DecodeAttention.updates[item.op.index]]
     return found
 
 

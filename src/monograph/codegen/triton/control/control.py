@@ -45,8 +45,7 @@ MAX_UNROLLED = 4096
 
 @kernel_for(*CONTROL, when=serves, runs_empty=True)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     if isinstance(anchor.op, If):
         return single("branch", lambda: _If(context, anchor).works())
     if isinstance(anchor.op, Scan):
@@ -356,8 +355,7 @@ def _failing_kernel(context: GpuContext) -> Launch:
 
     The grid has a program even if there is no element.
     """
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k = context.kernel()
     t = tile(k)
     pid, size = k.program_id(), math.prod(t.shape)

@@ -59,8 +59,7 @@ def exact_candidates(context: GpuContext) -> list[Candidate]:
 
 def _summed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the sum of each result, over the channels of its group and its taps in the image."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     g, w, s = window(anchor), k.w, t.elements.scalars
     rank, wide = len(t.shape), accumulator(anchor.dtype)
     texts = [t.point[t.counter(d)].text for d in range(rank)]
@@ -95,8 +94,7 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(Conv, ConvTranspose, when=serves, readable=readable)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     g = window(anchor)
     if g.transposed and not is_finite(anchor.inputs[1]):
         return exact_candidates(context)
@@ -198,8 +196,7 @@ class ConvWeights:
 
 
 def _implicit(context: GpuContext, g: Window, c: DotTiling) -> tuple[Work, ...]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     if c.split == 1:
         return (_implicit_kernel(context, g, c, None),)
     wide = accumulator(anchor.dtype)
@@ -210,8 +207,7 @@ def _implicit(context: GpuContext, g: Window, c: DotTiling) -> tuple[Work, ...]:
 def _implicit_kernel(
     context: GpuContext, g: Window, c: DotTiling, parts: TritonScratch | None
 ) -> Launch:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k = context.kernel()
     t, w = tile(k), k.w
     across = -(-g.columns // c.n)
@@ -296,8 +292,7 @@ def _tiles(
 
 def _depthwise(context: GpuContext, g: Window, c: DotTiling) -> Launch:
     """Depthwise convolution: a tile of results and channels, one tap at a time."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k = context.kernel()
     t, w = tile(k), k.w
     across = -(-g.groups // c.n)

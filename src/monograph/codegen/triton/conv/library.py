@@ -25,8 +25,7 @@ from monograph.program.memory.strided import Strided, strided
 
 def convolutions(context: GpuContext) -> list[Candidate]:
     """Return a library's convolution, if the image is strided and its padding symmetric."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     op, (x, w) = anchor.op, anchor.inputs
     if not isinstance(op, Conv) or op.pads_begin != op.pads_end or len(op.strides) > 3:
         return []

@@ -133,17 +133,15 @@ class ResultTile:
 
     def finish(self, result: str) -> None:
         """Compute the epilogue of an expression with the anchor's sums, and store it."""
-        anchor = self.k.context.step.region.anchor
-        assert anchor is not None
+        anchor = self.k.context.anchor
         wide = accumulator(anchor.dtype)
         given = Scalar(Reg(self.k.w.let(result), types.register(wide)), wide)
         self.finish_scalar(self.elements.scalars.cast(given, anchor.dtype))
 
     def finish_parts(self, results: Mapping[int, str]) -> None:
         """The same for a tile of separate column blocks, by their first columns."""
-        region, e = self.k.context.step.region, self.elements
-        anchor = region.anchor
-        assert anchor is not None
+        region, anchor = self.k.context.step.region, self.k.context.anchor
+        e = self.elements
         wide = accumulator(anchor.dtype)
         parts = {}
         for start, text in results.items():
@@ -158,15 +156,12 @@ class ResultTile:
 
     def finish_stored(self, result: str) -> None:
         """The same for an expression in memory form."""
-        anchor = self.k.context.step.region.anchor
-        assert anchor is not None
-        self.finish_scalar(self.elements.scalars.decoded(result, anchor.dtype))
+        self.finish_scalar(self.elements.scalars.decoded(result, self.k.context.anchor.dtype))
 
     def finish_scalar(self, result: Scalar) -> None:
         """The same for elements of the anchor's type."""
         region = self.k.context.step.region
-        assert region.anchor is not None
-        self.elements.given[region.anchor] = result
+        self.elements.given[self.k.context.anchor] = result
         made = self.elements.emit(self.elements.plan(region.outputs, self.at), self.point)
         for value in region.outputs:
             self.elements.store(value, self.at, made[Element(value, self.at)], self.point)
@@ -190,9 +185,7 @@ def finish_from(
     """Return a kernel that adds up parts of an anchor's result in memory, and finishes them."""
     region = context.step.region
     k = context.kernel()
-    elements = k.elements()
-    anchor = region.anchor
-    assert anchor is not None
+    elements, anchor = k.elements(), context.anchor
     shape = region.root.tensor.static
     size = math.prod(shape)
     pointer = k.pointer(partial)

@@ -32,15 +32,13 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(Pool, when=serves, readable=readable)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
     bodies: dict[type, Body] = {
         MaxPool: _max_body,
         ArgMaxPool: _place,
         AveragePool: _mean_body,
         LpPool: _norm_body,
     }
-    return each(context, bodies[type(anchor.op)])
+    return each(context, bodies[type(context.anchor.op)])
 
 
 def _window(anchor: Value) -> Window:
@@ -59,8 +57,7 @@ class _Walk:
     """Loops over the taps of the windows of a block of results."""
 
     def __init__(self, k: KernelWriter, t: ResultTile, mask: str | None) -> None:
-        anchor = k.context.step.region.anchor
-        assert anchor is not None
+        anchor = k.context.anchor
         self.k, self.t, self.g = k, t, _window(anchor)
         self.x = anchor.inputs[0]
         rank = len(t.shape)
@@ -134,8 +131,7 @@ def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the index of the largest element, over all elements of [N, C, *S]."""
     walk = _Walk(k, t, mask)
     g, w, dtype = walk.g, k.w, walk.x.dtype
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     assert isinstance(anchor.op, ArgMaxPool)
     _start(k, t, "best", _lowest(dtype), dtype)
     _start(k, t, "place", -1, i64)
@@ -173,9 +169,7 @@ def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 def _mean_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
     g, w = walk.g, k.w
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
-    op, dtype = anchor.op, walk.x.dtype
+    op, dtype = k.context.anchor.op, walk.x.dtype
     assert isinstance(op, AveragePool)
     wide = accumulator(dtype)
     scalars = t.elements.scalars
@@ -209,9 +203,7 @@ def _count(w: Writer, walk: _Walk, d: int, op: AveragePool) -> str:
 
 def _norm_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk = _Walk(k, t, mask)
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
-    op, dtype, w = anchor.op, walk.x.dtype, k.w
+    op, dtype, w = k.context.anchor.op, walk.x.dtype, k.w
     assert isinstance(op, LpPool)
     wide = accumulator(dtype)
     scalars = t.elements.scalars

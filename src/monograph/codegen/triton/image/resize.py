@@ -59,8 +59,7 @@ def _axis(op: Resize, number: int, size: int) -> _Axis:
 
 
 def _resized(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
     assert isinstance(op, Resize)
     axes = [_axis(op, i, x.tensor.static[a]) for i, a in enumerate(op.axes)]

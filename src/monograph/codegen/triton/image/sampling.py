@@ -38,9 +38,7 @@ def serves_sampling(anchor: Value) -> bool:
 
 @kernel_for(GridSample, DeformConv, when=serves_sampling, readable=any_view)
 def sample_candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    return each(context, _sampled if isinstance(anchor.op, GridSample) else _deformed)
+    return each(context, _sampled if isinstance(context.anchor.op, GridSample) else _deformed)
 
 
 def whole(w: Writer, text: str) -> Scalar:
@@ -76,8 +74,7 @@ def weighted(
 
 
 def _sampled(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, (x, grid), s = anchor.op, anchor.inputs, t.elements.scalars
     assert isinstance(op, GridSample)
     n, c, *place = (t.point[t.counter(d)].text for d in range(len(t.shape)))
@@ -97,8 +94,7 @@ def _sampled(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _deformed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Compute each result separately: a loop over the channels and taps of its windows."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, (x, weights, offset, *scales), w = anchor.op, anchor.inputs, k.w
     assert isinstance(op, DeformConv)
     s, e = t.elements.scalars, t.elements
@@ -140,9 +136,7 @@ def serves_roi(anchor: Value) -> bool:
 
 @kernel_for(MaxRoiPool, RoiAlign, when=serves_roi, readable=any_view)
 def roi_candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    return each(context, _aligned if isinstance(anchor.op, RoiAlign) else _largest)
+    return each(context, _aligned if isinstance(context.anchor.op, RoiAlign) else _largest)
 
 
 def _image(k: KernelWriter, index: Scalar, t: ResultTile, count: int, mask: str | None) -> str:
@@ -203,8 +197,7 @@ class _Axis:
 
 
 def _aligned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, (x, rois, batch), w, e = anchor.op, anchor.inputs, k.w, t.elements
     assert isinstance(op, RoiAlign)
     s = e.scalars
@@ -252,8 +245,7 @@ def _aligned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _largest(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the maximum of a bin whose edges are whole elements; an empty one gives 0."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, (x, rois), w, e = anchor.op, anchor.inputs, k.w, t.elements
     assert isinstance(op, MaxRoiPool)
     s = e.scalars

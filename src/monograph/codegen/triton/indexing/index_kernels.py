@@ -48,8 +48,7 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(Col2Im, Iota, Lookup, TakeTurn, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     if isinstance(anchor.op, TakeTurn):  # a single candidate: a measurement would advance the state
         return single("turn", each(context, _turn)[0].make)
     bodies: dict[type, Body] = {
@@ -66,9 +65,7 @@ def _counted(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _turn(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the number in an RNG state, which is advanced after every thread has read it."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
-    state = k.pointer(anchor.inputs[0])
+    state = k.pointer(k.context.anchor.inputs[0])
     turn = k.w.let(f"tl.load({state})", "turn")
     k.w.line("tl.debug_barrier()")
     k.w.line(f"tl.store({state}, {turn} + 1)")
@@ -77,8 +74,7 @@ def _turn(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _looked_up(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the value under the last key that equals an element; a NaN equals a NaN."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, x, w, s = anchor.op, anchor.inputs[0], k.w, t.elements.scalars
     assert isinstance(op, Lookup)
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
@@ -106,8 +102,7 @@ def _looked_up(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
 
 def _laid_over(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the sum of all block elements that cover a pixel."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, x, w, e = anchor.op, anchor.inputs[0], k.w, t.elements
     assert isinstance(op, Col2Im)
     n, c, *pixel = (t.point[t.counter(d)].text for d in range(len(t.shape)))
@@ -145,16 +140,13 @@ def serves_gather(anchor: Value) -> bool:
 
 @kernel_for(Gather, GatherElements, GatherNd, Pad, when=serves_gather, readable=any_view)
 def gather_candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    if isinstance(anchor.op, Pad):
+    if isinstance(context.anchor.op, Pad):
         return each(context, _padded)
     return each(context, _gathered)
 
 
 def _gathered(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, (x, indices) = anchor.op, anchor.inputs
     at, sizes = t.at, x.tensor.static
     if isinstance(op, GatherElements):
@@ -212,8 +204,7 @@ def read_at(t: ResultTile, x: Value, at: Indices, found: dict[int, str], mask: s
 
 def _padded(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return x inside, and the padding around it."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     op, x, w = anchor.op, anchor.inputs[0], k.w
     assert isinstance(op, Pad)
     inside, found = [], {}

@@ -56,8 +56,7 @@ def serves(anchor: Value) -> bool:
 @kernel_for(MaxUnpool, ScatterElements, ScatterNd, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     """Return a scan of the updates, and for replacements also records of the last ones."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     scans = [] if isinstance(anchor.op, MaxUnpool) else _scans(context)
     if getattr(anchor.op, "reduction", "none") != "none":
         return scans
@@ -80,8 +79,7 @@ def _scans(context: GpuContext) -> list[Candidate]:
 
 def _verified(context: GpuContext) -> tuple[Work, ...]:
     """Reports indices that are out of range."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     (x, indices, _), op = anchor.inputs, anchor.op
     shape, sizes = indices.tensor.static, x.tensor.static
     lead, limits = shape[:-1], sizes[: shape[-1]]
@@ -127,8 +125,7 @@ def _from_front(
 
 def _scanned(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     """Return the element of x, with all its updates applied in order."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
+    anchor = k.context.anchor
     x, e, w = anchor.inputs[0], t.elements, k.w
     texts = [t.point[t.counter(d)].text for d in range(len(t.shape))]
     mask = mask if texts else None
@@ -198,9 +195,7 @@ class _LastUpdates:
 
 
 def _last(context: GpuContext) -> tuple[Work, ...]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    last = _LastUpdates.of(anchor)
+    last = _LastUpdates.of(context.anchor)
     return (
         _clear_kernel(context, last),
         _record_kernel(context, last),
@@ -225,8 +220,7 @@ def _clear_kernel(context: GpuContext, last: _LastUpdates) -> Launch:
 
 def _record_kernel(context: GpuContext, last: _LastUpdates) -> Launch:
     """Record every update at its position; the largest number stays."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k = context.kernel()
     e, w, op, indices = k.elements(), k.w, anchor.op, anchor.inputs[1]
     number, mask = _flat(k, last.updates)
@@ -259,8 +253,7 @@ def _unpooled(k: KernelWriter, index: str, size: int, mask: str) -> str:
 
 def _result_kernel(context: GpuContext, last: _LastUpdates) -> Launch:
     """Return each element: its last update, or x."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k = context.kernel()
     t = tile(k)
     e, w, op = t.elements, k.w, anchor.op

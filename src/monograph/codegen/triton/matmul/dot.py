@@ -48,9 +48,7 @@ TYPES = (f16, bf16, f32)
 
 def products(context: GpuContext) -> list[Candidate]:
     """Return a library's product, if strides describe the operands."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     storage = context.program.places.storage
     found = [strided(v, storage) for v in anchor.inputs]
     if any(f is None for f in found) or {v.dtype for v in (*anchor.inputs, anchor)} - set(TYPES):
@@ -85,9 +83,7 @@ def _product(context: GpuContext, anchor: Value, views: list[Strided]) -> tuple[
 
 def destination(context: GpuContext) -> tuple[Argument, tuple[Work, ...]]:
     """Return the contiguous memory for a library's result, and the epilogue."""
-    region = context.step.region
-    anchor = region.anchor
-    assert anchor is not None
+    region, anchor = context.step.region, context.anchor
     if region.root is anchor and len(region.outputs) == 1 and _dense(context, anchor):
         return anchor, ()
     result = TritonScratch(anchor.tensor.nbytes, anchor.dtype)
@@ -134,8 +130,7 @@ def serves(anchor: Value) -> bool:
 
 @kernel_for(Dot, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     shape = sizes(anchor)
     if shape.k == 0:
         return [Candidate("empty sum", lambda: (_empty(context),))]
@@ -218,9 +213,7 @@ def _empty(context: GpuContext) -> Launch:
     size = math.prod(t.shape)
     k.wait()
     t.batch(k.program_id(), range(len(t.shape)))
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    t.finish(f"tl.zeros((), {register_type(accumulator(anchor.dtype))})")
+    t.finish(f"tl.zeros((), {register_type(accumulator(context.anchor.dtype))})")
     return k.launch((size,), 1)
 
 
@@ -228,8 +221,7 @@ def _empty(context: GpuContext) -> Launch:
 
 
 def _tile_kernel(context: GpuContext, shape: ProductShape, c: DotTiling) -> Launch:
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     k, rank = context.kernel(), len(anchor.tensor.static)
     t = tile(k)
     w = k.w
@@ -329,8 +321,6 @@ def _finish_parts(
 ) -> None:
     """Finish a split sum: the last program of each tile adds up the parts."""
     k = t.k
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
     m, n = axes
     tiles = -(-shape.m // c.m) * -(-shape.n // c.n)
     size = shape.batch * shape.m * shape.n
@@ -338,7 +328,7 @@ def _finish_parts(
     masks = " & ".join(x.mask for x in axes if x.mask)
     join_parts(
         k,
-        Parts(c.split, shape.batch * tiles, size, accumulator(anchor.dtype)),
+        Parts(c.split, shape.batch * tiles, size, accumulator(k.context.anchor.dtype)),
         f"{k.program_id(1)} * {tiles} + {k.program_id()}",
         lambda part: f"{part} * {size} + {first}",
         k.w.let(masks, "m") if masks else None,

@@ -65,8 +65,7 @@ class _Chain:
 
     def __post_init__(self) -> None:
         region = self.context.step.region
-        assert region.anchor is not None
-        self.second = region.anchor
+        self.second = self.context.anchor
         self.rank = self.first.tensor.rank
         self.k = self.context.kernel()
         elements = self.k.elements()

@@ -74,8 +74,7 @@ class CodedProblem(FewRows):
 
 def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     """Return candidates for few rows and coded weights; none if the weights have no such form."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
+    anchor = context.anchor
     codes = codes_of(anchor.inputs[1])
     if codes is None or anchor.dtype == f64 or anchor.dtype != anchor.inputs[0].dtype:
         return []

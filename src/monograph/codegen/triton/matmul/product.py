@@ -209,8 +209,7 @@ class FewRows:
 
     def __post_init__(self) -> None:
         region = self.context.step.region
-        assert region.anchor is not None
-        self.anchor = region.anchor
+        self.anchor = self.context.anchor
         self.norm = inner_norm(region)
         self.starts = parts_of(region)
 

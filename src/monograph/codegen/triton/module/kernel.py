@@ -189,6 +189,13 @@ class GpuContext:
     )
     """Generates the steps of sub-programs."""
 
+    @property
+    def anchor(self) -> Value:
+        """The op of the step that needs a kernel of its own."""
+        anchor = self.step.region.anchor
+        assert anchor is not None
+        return anchor
+
     def kernel(self) -> KernelWriter:
         return KernelWriter(self)
 

@@ -47,8 +47,7 @@ def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
 
 class _Norm:
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, (LayerNorm, RmsNorm))
         self.op = anchor.op
         self.rows = TritonRows(context, self.op.axes)
@@ -190,8 +189,7 @@ def _softmax_kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
 
 class _Softmax:
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, (Softmax, LogSoftmax))
         self.rows = TritonRows(context, (anchor.op.axis,))
         self.dtype = wide(anchor.dtype)

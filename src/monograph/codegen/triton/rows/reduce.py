@@ -120,9 +120,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _rows(context: GpuContext) -> TritonRows:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    op = anchor.op
+    op = context.anchor.op
     if isinstance(op, ArgReduction):
         return TritonRows(context, (op.axis,))
     assert isinstance(op, Reduction)
@@ -293,8 +291,7 @@ class _ScanRows(TritonRows):
 
 class _Scan:
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Cumulative)
         self.op = anchor.op
         self.how = SUM if isinstance(self.op, CumSum) else PRODUCT

@@ -46,9 +46,8 @@ class TritonRows:
 
     def __init__(self, context: GpuContext, axes: Sequence[int]) -> None:
         region = context.step.region
-        assert region.anchor is not None
-        self.anchor, self.outputs = region.anchor, region.outputs
-        self.operand: Value = region.anchor.inputs[0]
+        self.anchor, self.outputs = context.anchor, region.outputs
+        self.operand: Value = context.anchor.inputs[0]
         self.axes = tuple(axes)
         self.k = context.kernel()
         self.w = self.k.w

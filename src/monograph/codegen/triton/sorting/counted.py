@@ -44,8 +44,7 @@ def unique_candidates(context: GpuContext) -> list[Candidate]:
 
 class _UniqueProblem:
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Counted)
         assert isinstance(anchor.op.of, Unique)
         self.context, self.op, self.x = context, anchor.op.of, anchor.inputs[0]
@@ -188,18 +187,14 @@ def nonzero_candidates(context: GpuContext) -> list[Candidate]:
 
 
 def _nonzero_kernels(context: GpuContext) -> tuple[Work, ...]:
-    anchor = context.step.region.anchor
-    assert anchor is not None
-    parts = max(-(-anchor.inputs[0].tensor.size // NONZERO_BLOCK), 1)
+    parts = max(-(-context.anchor.inputs[0].tensor.size // NONZERO_BLOCK), 1)
     counts = TritonScratch(4 * parts, i32)
     return _count_kernel(context, counts, parts), _write_kernel(context, counts, parts)
 
 
 def _nonzero_mask(k: KernelWriter) -> tuple[str, str, list[str]]:
     """Return the numbers of a block's elements, their mask, and their coordinates."""
-    anchor = k.context.step.region.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[0], k.w
+    x, w = k.context.anchor.inputs[0], k.w
     shape = x.tensor.static
     number = w.let(f"{k.program_id()} * {NONZERO_BLOCK} + tl.arange(0, {NONZERO_BLOCK})", "i")
     mask = w.let(f"{number} < {math.prod(shape)}", "m")
@@ -222,8 +217,6 @@ def _count_kernel(context: GpuContext, counts: TritonScratch, parts: int) -> Lau
 
 def _write_kernel(context: GpuContext, counts: TritonScratch, parts: int) -> Launch:
     """Write coordinates after those of earlier blocks; zeros after the last ones."""
-    anchor = context.step.region.anchor
-    assert anchor is not None
     k = context.kernel()
     w, e = k.w, k.elements()
     number, found, at = _nonzero_mask(k)
@@ -238,7 +231,7 @@ def _write_kernel(context: GpuContext, counts: TritonScratch, parts: int) -> Lau
     ones = w.let(f"({found}).to(tl.int32)", "n")
     place = w.let(f"before + tl.cumsum({ones}, 0) - {ones}", "n")
     k.trigger()
-    size = anchor.inputs[0].tensor.size
+    size = context.anchor.inputs[0].tensor.size
     for output in context.step.region.outputs:
         assert isinstance(output.op, Item)
         if output.op.index:

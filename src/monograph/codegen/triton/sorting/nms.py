@@ -59,8 +59,7 @@ class _Box:
 
 class _Problem:
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.step.region.anchor
-        assert anchor is not None
+        anchor = context.anchor
         assert isinstance(anchor.op, Counted)
         assert isinstance(anchor.op.of, NonMaxSuppression)
         self.context, self.op = context, anchor.op.of
