@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from monograph.codegen.common import types
@@ -29,6 +30,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
     kernel_for,
+    variants,
 )
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i64
@@ -87,10 +89,7 @@ def _attention(context: GpuContext, anchor: Value, views: list[Strided]) -> tupl
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.anchor
     h = heads_of(anchor.inputs)
-    found = [
-        Candidate(f"flash {c}", lambda c=c: _flash(context, h, c))  # type: ignore[misc]
-        for c in _configs(h, anchor.dtype)
-    ]
+    found = variants("flash", _configs(h, anchor.dtype), partial(_flash, context, h))
     # Early enough for a fast search; never the default, which must not need a library.
     return [*found[:2], *attentions(context), *found[2:]]
 
@@ -187,10 +186,7 @@ def rope_candidates(context: GpuContext) -> list[Candidate]:
     if isinstance(context.anchor.op, Rope):
         return each(context, _turned)
     if context.program.in_place(context.step):
-        return [
-            Candidate(f"rows {block}", lambda b=block: (_rows(context, b),))  # type: ignore[misc]
-            for block in (256, 512, 128, 1024)
-        ]
+        return variants("rows", (256, 512, 128, 1024), partial(_rows, context))
     return each(context, _updated)
 
 

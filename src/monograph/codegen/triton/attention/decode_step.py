@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
@@ -38,6 +39,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
     kernel_for,
+    variants,
 )
 from monograph.ir import Constant, Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
@@ -102,10 +104,7 @@ BARRIERS = ("gather", "pointwise")
 
 @kernel_for(DecodeAttention, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    return [
-        Candidate(f"step {c}", lambda c=c: _step(context, c))  # type: ignore[misc]
-        for c in _configs(context.anchor)
-    ]
+    return variants("step", _configs(context.anchor), partial(_step, context))
 
 
 def _operands(anchor: Value) -> tuple[Value, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
     kernel_for,
+    variants,
 )
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ops.conv import Conv
@@ -99,15 +101,11 @@ def candidates(context: GpuContext) -> list[Candidate]:
     if g.transposed and not is_finite(anchor.inputs[1]):
         return exact_candidates(context)
     if g.depthwise:
-        found = [
-            Candidate(f"depthwise {c}", lambda c=c: (_depthwise(context, g, c),))  # type: ignore[misc]
-            for c in _channel_configs(g)
-        ]
+        found = variants("depthwise", _channel_configs(g), partial(_depthwise, context, g))
         return [*found[:2], *convolutions(context), *found[2:]]
-    found = [
-        Candidate(f"implicit {c}", lambda c=c: _implicit(context, g, c))  # type: ignore[misc]
-        for c in _configs(g, anchor.inputs[0].dtype)
-    ]
+    found = variants(
+        "implicit", _configs(g, anchor.inputs[0].dtype), partial(_implicit, context, g)
+    )
     if conv_runs.serves(context, anchor, g):
         runs = conv_runs.candidates(context, anchor, g)
         found = [*runs[:4], *found[:4], *runs[4:], *found[4:]]

@@ -6,6 +6,8 @@ channels. So a step of the sum is a piece of such a run, and addresses need no d
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from monograph.codegen.triton.emit.scalar import register_type
@@ -20,6 +22,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonPacked,
+    variants,
 )
 from monograph.ir import Array, Value, known
 from monograph.program.index import strides_of
@@ -45,10 +48,7 @@ def candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]
     fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
     shape = ProductShape(1, g.rows, g.columns, g.kernel[0] * run)
     ordered = sorted(fitting, key=lambda c: guess(shape, c, dtype) * -(-run // c.k) * c.k / run)
-    return [
-        Candidate(f"runs {c}", lambda c=c: (_kernel(context, anchor, g, c),))  # type: ignore[misc]
-        for c in ordered
-    ]
+    return variants("runs", ordered, partial(_kernel, context, anchor, g))
 
 
 def _packed(weights: Array, g: Window, k: int) -> Array:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from monograph.codegen.common.registry import any_view
@@ -35,6 +36,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
     kernel_for,
+    variants,
 )
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
@@ -141,10 +143,8 @@ def candidates(context: GpuContext) -> list[Candidate]:
     few = gemv.candidates(context, shape) if shape.m <= FEW_ROWS else []
     if inner_norm(region) is not None or anchor.tensor.shape != region.root.tensor.shape:
         return few  # only these fuse work into the product
-    found = [
-        Candidate(f"tiles {c}", lambda c=c: (_tile_kernel(context, shape, c),))  # type: ignore[misc]
-        for c in _tile_configs(shape, anchor.inputs[0].dtype)
-    ]
+    configs = _tile_configs(shape, anchor.inputs[0].dtype)
+    found = variants("tiles", configs, partial(_tile_kernel, context, shape))
     # Early enough for a fast search; never the default, which must not need a library.
     early = [*few[:EARLY], *found[: 1 if few else 2]]
     rest = [*few[EARLY:], *found[1 if few else 2 :]]

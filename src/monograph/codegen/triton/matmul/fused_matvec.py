@@ -17,7 +17,7 @@ from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.product import Operands, Parts, ProductShape, join_parts, sizes
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, variants
 from monograph.ir import Value
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, aligned
@@ -123,10 +123,7 @@ def candidates(
     shape = sizes(first)
     if shape.m > 1:
         kept = _of_few_parts(shape, list(tilings), lambda c: c.n)
-        return [
-            Candidate(f"chained {c}", lambda c=c: (_tiles(_Chain(context, first), c, multiply),))  # type: ignore[misc]
-            for c in kept
-        ]
+        return variants("chained", kept, lambda c: _tiles(_Chain(context, first), c, multiply))
     depth = min(1024, power(shape.k))
     rows = _of_few_parts(shape, [r for r in ROWS if r[0] * depth <= MOST], lambda r: r[0])
     return [

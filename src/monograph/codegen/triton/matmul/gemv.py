@@ -7,7 +7,7 @@ start at once, and the first weights are loaded before the wait for earlier kern
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
@@ -27,6 +27,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonPacked,
+    variants,
 )
 from monograph.ir import Value, known
 from monograph.ir.dtype import bf16, f16
@@ -98,14 +99,8 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     """Return the candidates for few rows, the default first."""
     p = GemvProblem(context, shape)
     coded = _coded(p)
-    rows = [
-        Candidate(f"rows {c}", lambda c=c: (_rows(p, c),))  # type: ignore[misc]
-        for c in row_cuts(p)
-    ]
-    matrix = [
-        Candidate(f"matrix rows {c}", lambda c=c: (_matrix(p, c),))  # type: ignore[misc]
-        for c in _matrix_cuts(p)
-    ]
+    rows = variants("rows", row_cuts(p), partial(_rows, p))
+    matrix = variants("matrix rows", _matrix_cuts(p), partial(_matrix, p))
     # For several rows the matrix units are tried early; one row never fills them.
     early = 3 if shape.m > 1 else len(rows)
     if coded:

@@ -15,7 +15,7 @@ for each thread in a row: then no data is exchanged before the sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from monograph.codegen.triton.emit.elements import BlockAxis
@@ -34,6 +34,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonPacked,
+    variants,
 )
 from monograph.ir import DType
 from monograph.ir.dtype import f32, f64, i4
@@ -79,10 +80,7 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     if codes is None or anchor.dtype == f64 or anchor.dtype != anchor.inputs[0].dtype:
         return []
     p = CodedProblem(context, shape, codes)
-    return [
-        Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
-        for c in _fitting(p)
-    ]
+    return variants("coded rows", _fitting(p), partial(_kernel, p))
 
 
 def _fitting(p: CodedProblem) -> list[CodedTiling]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from monograph.codegen.triton.module.kernel import (
     KernelWriter,
     Launch,
     TritonPacked,
+    variants,
 )
 from monograph.ir import known
 from monograph.ir.dtype import f16, f32, i32
@@ -161,10 +162,7 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     p = F16x2Problem(context, shape, codes)
     if not p.gains_fit:
         return []
-    return [
-        Candidate(f"coded rows {c}", lambda c=c: (_kernel(p, c),))  # type: ignore[misc]
-        for c in fitting(p)
-    ]
+    return variants("coded rows", fitting(p), partial(_kernel, p))
 
 
 def fitting(p: F16x2Problem) -> list[F16x2Tiling]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from monograph.ir.dtype import i64
 from monograph.ir.types import digest_of
 from monograph.program.program import Program, Step
 
+T = TypeVar("T")
 OUTSIDE = "an address is outside of its buffer"
 NAME = "KERNEL"
 """The placeholder for the function's name, so that equal kernels have equal source."""
@@ -293,6 +294,11 @@ def single(name: str, make: Callable[[], Any]) -> list[Candidate]:
         return work if isinstance(work, tuple) else (work,)
 
     return [Candidate(name, made)]
+
+
+def variants(name: str, tilings: Iterable[T], make: Callable[[T], Any]) -> list[Candidate]:
+    """Return a candidate for each tiling, named after it."""
+    return [c for tiling in tilings for c in single(f"{name} {tiling}", partial(make, tiling))]
 
 
 ARCHES = {

@@ -21,6 +21,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
     kernel_for,
+    variants,
 )
 from monograph.codegen.triton.recurrent.cells import Cell
 from monograph.codegen.triton.recurrent.steps import (
@@ -234,7 +235,4 @@ def _steps(context: GpuContext, cell: Cell) -> list[Candidate]:
         tiles = [RecurrentTiling(m, n, k, w) for n, k, w in TILES if k <= max(most, 16)]
     rows.sort(key=lambda c: abs(math.log2(cell.op.batch * -(-cell.hidden // c.n) / PROCESSORS)))
     ordered = [*tiles, *rows] if cell.op.batch >= 16 else [*rows, *tiles]
-    return [
-        Candidate(f"steps {c}", lambda c=c: Steps(context, c).works())  # type: ignore[misc]
-        for c in ordered
-    ]
+    return variants("steps", ordered, lambda c: Steps(context, c).works())

@@ -18,61 +18,37 @@ from monograph.codegen.triton.module.kernel import (
     GpuContext,
     Launch,
     TritonScratch,
-    Work,
     kernel_for,
 )
 from monograph.codegen.triton.rows.reduce import LARGEST, SUM, total
-from monograph.codegen.triton.rows.row_tiling import RowTiling, row_tilings
-from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
+from monograph.codegen.triton.rows.row_tiling import RowTiling
+from monograph.codegen.triton.rows.rows import RowBlock, RowWork, row_candidates
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.scalar import Scalar
 
 
 @kernel_for(LayerNorm, RmsNorm, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
-    rows = _Norm(context).rows
-    return [
-        Candidate(f"rows {c}", lambda c=c: _kernels(context, c))  # type: ignore[misc]
-        for c in row_tilings(field(rows))
-    ]
+    return row_candidates(context, _Norm)
 
 
-def _kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
-    work = _Norm(context)
-    if cut.split == 1:
-        return (work.alone(cut),)
-    memory = [scratch(work.rows, cut.split, work.dtype) for _ in range(3 if work.centred else 1)]
-    return (work.parts(cut, memory), _Norm(context).from_parts(cut, memory))
-
-
-class _Norm:
+class _Norm(RowWork):
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.anchor
-        assert isinstance(anchor.op, (LayerNorm, RmsNorm))
-        self.op = anchor.op
-        self.rows = TritonRows(context, self.op.axes)
-        self.dtype = wide(anchor.dtype)
-        self.centred = isinstance(self.op, LayerNorm)
+        op = context.anchor.op
+        assert isinstance(op, (LayerNorm, RmsNorm))
+        super().__init__(context, op.axes)
+        self.op, self.centred = op, isinstance(op, LayerNorm)
+        self.totals = 3 if self.centred else 1
 
     # Kernels
 
     def alone(self, cut: RowTiling) -> Launch:
         """Generate a kernel whose programs have whole rows: in registers, or read twice."""
         self.rows.begin(cut)
-        self._write_all(self._totals())
-        return self.rows.launch()
-
-    def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """Generate the totals of parts of rows."""
-        self.rows.begin(cut)
-        totals = self._totals()
-        self.rows.k.trigger()
-        for place, t in zip(memory, totals, strict=True):
-            self.rows.put_part(place, t)
+        self._write_all(self.totals_of_rows())
         return self.rows.launch()
 
     def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """Generate the result for parts of rows, from the totals of all of them."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
         found = [rows.parts(m, cut.split, 0.0) for m in memory]
@@ -102,7 +78,7 @@ class _Norm:
     def _number(self, value: float) -> Scalar:
         return self.rows.s.constant(value, self.dtype)
 
-    def _totals(self) -> list[Scalar]:
+    def totals_of_rows(self) -> list[Scalar]:
         """Return the sum of squares of each row; centred: sum and squares of deviations, and the
         pivot.
         """
@@ -172,35 +148,27 @@ class _Norm:
 
 @kernel_for(Softmax, LogSoftmax, readable=any_view)
 def softmax_candidates(context: GpuContext) -> list[Candidate]:
-    rows = _Softmax(context).rows
-    return [
-        Candidate(f"rows {c}", lambda c=c: _softmax_kernels(context, c))  # type: ignore[misc]
-        for c in row_tilings(field(rows))
-    ]
+    return row_candidates(context, _Softmax)
 
 
-def _softmax_kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
-    work = _Softmax(context)
-    if cut.split == 1:
-        return (work.whole(cut) if cut.trips(work.rows.length) == 1 else work.twice(cut),)
-    memory = [scratch(work.rows, cut.split, work.dtype) for _ in range(2)]
-    return (work.parts(cut, memory), _Softmax(context).from_parts(cut, memory))
+class _Softmax(RowWork):
+    totals = 2
 
-
-class _Softmax:
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.anchor
-        assert isinstance(anchor.op, (Softmax, LogSoftmax))
-        self.rows = TritonRows(context, (anchor.op.axis,))
-        self.dtype = wide(anchor.dtype)
-        self.logarithm = isinstance(anchor.op, LogSoftmax)
+        op = context.anchor.op
+        assert isinstance(op, (Softmax, LogSoftmax))
+        super().__init__(context, (op.axis,))
+        self.logarithm = isinstance(op, LogSoftmax)
 
     # Kernels
 
-    def whole(self, cut: RowTiling) -> Launch:
-        """Generate a kernel whose blocks hold whole rows: everything is read once."""
+    def alone(self, cut: RowTiling) -> Launch:
+        """Generate a kernel that reads rows once if its blocks hold them, else twice."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
+        if rows.trips > 1:
+            self._write_all(*self.totals_of_rows())
+            return rows.launch()
         block = rows.block("0")
         x = self._read(block)
         # NaN may be ignored here: the sum contains it.
@@ -211,23 +179,7 @@ class _Softmax:
         self._write(block, below if self.logarithm else weights, self._scale(sums))
         return rows.launch()
 
-    def twice(self, cut: RowTiling) -> Launch:
-        """Generate a kernel that reads rows once for their totals, and again for the result."""
-        self.rows.begin(cut)
-        self._write_all(*self._totals())
-        return self.rows.launch()
-
-    def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """Generate the totals of parts of rows."""
-        self.rows.begin(cut)
-        totals = self._totals()
-        self.rows.k.trigger()
-        for place, t in zip(memory, totals, strict=True):
-            self.rows.put_part(place, t)
-        return self.rows.launch()
-
     def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
-        """Generate the result for parts of rows, from the totals of all of them."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
         tops = rows.parts(memory[0], cut.split, -math.inf)
@@ -242,7 +194,7 @@ class _Softmax:
     def _read(self, block: RowBlock) -> Scalar:
         return self.rows.read(block, self.dtype, -math.inf)
 
-    def _totals(self) -> tuple[Scalar, Scalar]:
+    def totals_of_rows(self) -> list[Scalar]:
         """Return the maximum, and the sum of e^(x - maximum), rescaled at each larger maximum."""
         rows, s = self.rows, self.rows.s
         lowest, nothing = (s.constant(n, self.dtype) for n in (-math.inf, 0.0))
@@ -259,7 +211,7 @@ class _Softmax:
             return [str(new.reg), str(s.add(shrunk, weights).reg)]
 
         top, sums = rows.loop([rows.for_each_row(lowest), wide_zero], step)
-        return rows.named(top, self.dtype), total(rows, SUM, rows.named(sums, self.dtype))
+        return [rows.named(top, self.dtype), total(rows, SUM, rows.named(sums, self.dtype))]
 
     def _finite(self, top: Scalar) -> Scalar:
         """Return the subtrahend: if all elements so far are -inf, they must not become NaN yet."""

@@ -8,6 +8,7 @@ detected separately.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.writer import TYPES, literal, power, unsigned
@@ -18,9 +19,18 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
     kernel_for,
+    variants,
 )
 from monograph.codegen.triton.rows.row_tiling import RowTiling, joining_tiling, row_tilings
-from monograph.codegen.triton.rows.rows import RowBlock, TritonRows, field, scratch, wide
+from monograph.codegen.triton.rows.rows import (
+    RowBlock,
+    RowWork,
+    TritonRows,
+    field,
+    row_candidates,
+    scratch,
+    wide,
+)
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL, COMPLEX, UINT, i32
 from monograph.ops.reduce import (
@@ -113,10 +123,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     rows = _rows(context)
     if rows.empty:
         return [Candidate("nothing to reduce", lambda: (_empty(context),))]
-    return [
-        Candidate(f"rows {c}", lambda c=c: _kernels(context, c))  # type: ignore[misc]
-        for c in row_tilings(field(rows))
-    ]
+    return variants("rows", row_tilings(field(rows)), partial(_kernels, context))
 
 
 def _rows(context: GpuContext) -> TritonRows:
@@ -250,19 +257,7 @@ def serves_scan(anchor: Value) -> bool:
 
 @kernel_for(Cumulative, when=serves_scan, readable=any_view)
 def scan_candidates(context: GpuContext) -> list[Candidate]:
-    rows = _Scan(context).rows
-    return [
-        Candidate(f"rows {c}", lambda c=c: _scan_kernels(context, c))  # type: ignore[misc]
-        for c in row_tilings(field(rows))
-    ]
-
-
-def _scan_kernels(context: GpuContext, cut: RowTiling) -> tuple[Work, ...]:
-    work = _Scan(context)
-    if cut.split == 1:
-        return (work.alone(cut),)
-    memory = scratch(work.rows, cut.split, work.dtype)
-    return (work.parts(cut, memory), _Scan(context).from_parts(cut, memory))
+    return row_candidates(context, _Scan)
 
 
 class _ScanRows(TritonRows):
@@ -289,40 +284,33 @@ class _ScanRows(TritonRows):
         self.out_at = tuple(written if d == op.axis else i for d, i in enumerate(self.out_at))
 
 
-class _Scan:
+class _Scan(RowWork):
     def __init__(self, context: GpuContext) -> None:
-        anchor = context.anchor
-        assert isinstance(anchor.op, Cumulative)
-        self.op = anchor.op
-        self.how = SUM if isinstance(self.op, CumSum) else PRODUCT
-        self.rows = _ScanRows(context, (self.op.axis,))
-        self.dtype = wide(anchor.dtype)
+        op = context.anchor.op
+        assert isinstance(op, Cumulative)
+        self.op, self.how = op, SUM if isinstance(op, CumSum) else PRODUCT
+        self.rows, self.dtype = _ScanRows(context, (op.axis,)), wide(context.anchor.dtype)
 
     def alone(self, cut: RowTiling) -> Launch:
-        """Generate a kernel whose programs have whole rows."""
         self.rows.begin(cut)
         start = self.rows.s.constant(self.op.neutral, self.dtype)
         self._run(self.rows.for_each_row(start))
         return self.rows.launch()
 
-    def parts(self, cut: RowTiling, memory: TritonScratch) -> Launch:
-        """Generate the totals of parts of rows."""
+    def totals_of_rows(self) -> list[Scalar]:
         rows = self.rows
-        rows.begin(cut)
         (block,) = rows.fold(
             [rows.s.constant(self.op.neutral, self.dtype)],
             lambda b: [self._read(b)],
             lambda x, y: [joined(rows, self.how, x[0], y[0])],
         )
-        rows.k.trigger()
-        rows.put_part(memory, total(rows, self.how, block))
-        return rows.launch()
+        return [total(rows, self.how, block)]
 
-    def from_parts(self, cut: RowTiling, memory: TritonScratch) -> Launch:
+    def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
         """Generate running totals of parts of rows, which start at the end of the parts before."""
         rows = self.rows
         rows.begin(cut)
-        every = rows.parts(memory, cut.split, self.op.neutral)
+        every = rows.parts(memory[0], cut.split, self.op.neutral)
         kind = every.reg.type
         before = f"{rows.across(1 << (cut.split - 1).bit_length())} < {rows.part}"
         text = f"tl.where({before}, {every.reg}, {literal(self.op.neutral, kind)})"

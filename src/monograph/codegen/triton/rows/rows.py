@@ -17,8 +17,14 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import register
 from monograph.codegen.triton.emit.elements import BlockAxis, Point
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.module.kernel import GpuContext, Launch, TritonScratch
-from monograph.codegen.triton.rows.row_tiling import Field, RowTiling
+from monograph.codegen.triton.module.kernel import (
+    Candidate,
+    GpuContext,
+    Launch,
+    TritonScratch,
+    variants,
+)
+from monograph.codegen.triton.rows.row_tiling import Field, RowTiling, row_tilings
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32, f64, i32
 from monograph.ops.scalar import Scalar
@@ -321,6 +327,51 @@ class TritonRows:
         other = literal(neutral, kind)
         text = f"tl.load({where}, mask={mask}, other={other})" if mask else f"tl.load({where})"
         return Scalar(self.w.set(kind, text), scratch.dtype)
+
+
+class RowWork:
+    """The kernels of an op along rows: one for whole rows, or two if programs share rows."""
+
+    totals = 1
+    """The number of totals of a part that the first kernel stores."""
+
+    def __init__(self, context: GpuContext, axes: Sequence[int]) -> None:
+        self.rows = TritonRows(context, axes)
+        self.dtype = wide(context.anchor.dtype)
+
+    def alone(self, cut: RowTiling) -> Launch:
+        """Generate a kernel whose programs have whole rows."""
+        raise NotImplementedError
+
+    def from_parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
+        """Generate the result for parts of rows, from the totals of all of them."""
+        raise NotImplementedError
+
+    def totals_of_rows(self) -> list[Scalar]:
+        """Return the totals of each row, or of the program's part of it."""
+        raise NotImplementedError
+
+    def parts(self, cut: RowTiling, memory: list[TritonScratch]) -> Launch:
+        """Generate the totals of parts of rows."""
+        self.rows.begin(cut)
+        totals = self.totals_of_rows()
+        self.rows.k.trigger()
+        for place, t in zip(memory, totals, strict=True):
+            self.rows.put_part(place, t)
+        return self.rows.launch()
+
+
+def row_candidates(context: GpuContext, work: Callable[[GpuContext], RowWork]) -> list[Candidate]:
+    """Return kernels along rows, the most promising first."""
+
+    def kernels(cut: RowTiling) -> tuple[Launch, ...]:
+        first = work(context)
+        if cut.split == 1:
+            return (first.alone(cut),)
+        memory = [scratch(first.rows, cut.split, first.dtype) for _ in range(first.totals)]
+        return (first.parts(cut, memory), work(context).from_parts(cut, memory))
+
+    return variants("rows", row_tilings(field(work(context).rows)), kernels)
 
 
 def wide(dtype: DType) -> DType:
