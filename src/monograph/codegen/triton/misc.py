@@ -60,9 +60,7 @@ def _couple_kernel(context: GpuContext) -> Launch:
         return str(s.cast(read(t.elements, x, across, mask), f64).reg)
 
     def line_of_q() -> None:
-        """Compute a row of Q for class c: products of both estimates, negative; itself a sum of
-        squares.
-        """
+        """Compute a row of Q for class c: negative products of estimates; itself sums squares."""
         forth, back = estimates("c", lane), estimates(lane, "c")
         w.line(f"other = ({lane} != c) & {mask}")
         w.line(f"own = tl.sum(tl.where(other, {back} * {back}, 0.0), 0)")

@@ -189,9 +189,7 @@ class InlinedProgram:
         return given[buffer.id]
 
     def port(self, value: Value) -> int:
-        """Return the buffer of an input or output of the sub-program; -1 for one that
-        is not read.
-        """
+        """Return the buffer of an input or output of the sub-program; -1 if it is not read."""
         place = self.program.places.storage.get(value)
         return -1 if place is None else place.buffer.id
 

@@ -216,9 +216,7 @@ class DirectConv:
         return self.context.finish(b)
 
     def _pack(self) -> Array:
-        """Pack the weights as [panel][outer taps][channel][tap][lanes], channels padded
-        with zeros.
-        """
+        """Pack weights as [panel][outer taps][channel][tap][lanes], channels padded with zeros."""
         taps = self._taps_last()
         wide = np.zeros((self.vectors * self.lanes, *taps.shape[1:]), np.float32)
         wide[: self.out] = taps
@@ -276,9 +274,7 @@ class DirectConv:
             b.loop(*share(b, panel.count * lines * pieces, threads), 1, unit)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
-        """Return runs of panels; a panel with unused lanes comes last and alone, at a literal
-        index.
-        """
+        """Return runs of panels; one with unused lanes comes last and alone, at a literal index."""
         runs = [(r, False) for r in self.panels]
         if self.out % self.lanes:
             whole, _ = runs.pop()

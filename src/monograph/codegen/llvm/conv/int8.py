@@ -67,9 +67,7 @@ class _ConvInt:
         self.runs = split(self.shape[-2], self.tile.rows)
 
     def _weights(self) -> Array:
-        """Return [groups, outer taps, contiguous bytes, results], and the steps between
-        outer taps.
-        """
+        """Return [groups, outer taps, contiguous bytes, results], and steps between outer taps."""
         found = known(self.anchor.inputs[1])
         assert found is not None
         kernel = found.shape[2:]
@@ -84,9 +82,7 @@ class _ConvInt:
         return last.reshape(groups, math.prod(outer), -1, out)
 
     def _joined(self, weights: Array) -> Array:
-        """Return [groups, results, channels, *kernel], with small groups joined to fill
-        a vector.
-        """
+        """Return [groups, results, channels, *kernel]; small groups are joined to fill a vector."""
         groups = self.op.groups
         results, channels = weights.shape[0] // groups, weights.shape[1]
         wanted = min(groups, -(-self.lanes // results))
@@ -144,9 +140,7 @@ class _ConvInt:
         b.when(mine, body)
 
     def _panel_runs(self) -> list[Run]:
-        """Return runs of panels; a panel with unused lanes comes last and alone, at a literal
-        index.
-        """
+        """Return runs of panels; one with unused lanes comes last and alone, at a literal index."""
         runs = list(self.panels)
         if self.out % self.lanes:
             whole = runs.pop()

@@ -95,9 +95,7 @@ class PlainTile:
         )
 
     def text(self, checked: bool) -> str:
-        """Return `void tile(ptr x, ptr w, ptr out)`: it is rare, so it has the fewest
-        instructions.
-        """
+        """Return `void tile(ptr x, ptr w, ptr out)`, with few instructions because it is rare."""
         names = ("x", "w", "out", GUARD) if checked else ("x", "w", "out")
         b = Builder(_FUNCTION, [(name, "ptr") for name in names], "internal void")
         kind = vector(self.lanes, "float")

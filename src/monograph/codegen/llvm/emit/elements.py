@@ -78,9 +78,7 @@ class LlvmElements(Walk[Point]):
         return self.scalars.load(dtype, self.b.offset(pointer, where), point.lanes)
 
     def unproven(self, value: Value, position: Index) -> int:
-        """Return 0 for a position that is proven to be in a value's buffer, else the buffer's
-        extent.
-        """
+        """Return 0 if a position is proven to be in a value's buffer, else the buffer's extent."""
         buffer = self.storage[value].buffer
         extent = math.prod(buffer.padded)
         return 0 if inside(position, extent, described(buffer)) else extent

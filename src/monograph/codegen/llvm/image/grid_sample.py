@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.common.sampling import combined, neighbours, number
+from monograph.codegen.common.scalar_functions import combined, neighbours, number
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars

@@ -67,9 +67,7 @@ def correlated(
 
 
 def all_taps(outputs: int, _: int, kernel: int, stride: int, dilation: int, pad: int) -> TapSpan:
-    """Return all taps of a convolution, also those that read padding: their positions
-    are outside.
-    """
+    """Return all taps of a convolution; those that read padding have positions outside."""
     start = np.arange(outputs) * stride - pad
     return TapSpan(np.zeros_like(start), np.full_like(start, kernel), start, 1, dilation)
 

@@ -102,9 +102,7 @@ def _viewed(array: Array, views: list[Value]) -> Array:
 
 
 def _blocks(parameter: Array, source: Value, views: list[Value]) -> Array | None:
-    """Return a scale or zero point as [blocks along the depth, columns], in f64; either
-    may be 1.
-    """
+    """Return a scale or zero point as [blocks of the depth, columns] in f64; either may be 1."""
     op, shape = source.op, source.tensor.static
     assert isinstance(op, Dequantize)
     wide = parameter.astype(np.float64)

@@ -147,9 +147,7 @@ class Rounded(Decoded):
         return b.offset(b.arguments[f"p{self.rounded}"], own)
 
     def _loops(self) -> None:
-        """Round the left operand, divided among threads or each for itself; then
-        compute the tiles.
-        """
+        """Round the left operand, divided among threads or each for itself, then run the tiles."""
         b, threads = self.b, self.context.threads
         self.a = LlvmArith(b)
         own = self.anchor.inputs[0].tensor.static
@@ -209,9 +207,7 @@ class Rounded(Decoded):
         return self.b.call(name, "float", zero, x, flags="reassoc")
 
     def _moved(self, sums: Reg) -> Reg:
-        """Return the initial value of a block's integer sum; its plain sum if shifts
-        are in memory.
-        """
+        """Return the initial value of a block's integer sum; plain if shifts are in memory."""
         if self.middle is None:
             return self.a.convert("sitofp", sums, "float")
         return self.a.op("mul", sums, -self.middle)

@@ -80,9 +80,7 @@ class _Access:
     count: str = ""
     """The register with the number of bytes, if it is no literal."""
     whole: bool = False
-    """True for a call that gets the pointer: a violation redirects it to the start of
-    the buffer.
-    """
+    """True for a call that gets the pointer: a violation redirects it to the buffer's start."""
 
 
 Linear = tuple[frozenset[tuple[str, int]], int]

@@ -176,9 +176,7 @@ def _kernel(
 
 
 def _no_work(context: KernelContext) -> Kernel:
-    """Return a kernel without work; later steps wait for it, because its results may
-    have a halo.
-    """
+    """Return a kernel without work; later steps wait for it: its results may have a halo."""
     context.add(*context.step.region.outputs)
     return context.finish(context.builder())
 

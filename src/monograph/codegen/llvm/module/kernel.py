@@ -192,9 +192,7 @@ def report(b: Builder, position: int, wrong: Reg, given: Reg) -> None:
 
 
 def synchronise(b: Builder, position: int, threads: int) -> None:
-    """Wait for all threads; their earlier writes are visible afterwards. The argument
-    is a `Sync`.
-    """
+    """Wait for all threads, whose earlier writes are visible then. The argument is a `Sync`."""
     if threads > 1:
         b.line(f"call void @barrier(ptr %p{position}, i64 {threads})")
 

@@ -71,9 +71,7 @@ class ConstantLayout:
         return at
 
     def block(self) -> Array:
-        """Return all constants in one block that starts at a page; nothing can be added
-        afterwards.
-        """
+        """Return all constants in one block that starts at a page; none can be added later."""
         size = self._size + self._slack
         self._resize(size)
         _on_large_pages(self._memory)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from monograph.codegen.common.activations import activate
 from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.common.scalar_functions import activate
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, share
@@ -65,9 +65,7 @@ class _Steps(CellKernel):
         self._each_block(low, high, partial(self._tiles, kinds[self.cell.name], t, old, new))
 
     def _tiles(self, body: _Tile, t: Int, old: Reg, new: Reg, block: UnitVector) -> None:
-        """Process rows of the batch, a few at a time, so that each load of weights
-        serves them all.
-        """
+        """Process rows of the batch, a few at a time: each load of weights serves them all."""
         most = max(1, (self.context.features.registers - 8) // self.gates)
         for run in split(self.op.batch, most):
 
@@ -81,9 +79,7 @@ class _Steps(CellKernel):
     def _products(
         self, state: Reg, block: UnitVector, rows: Sequence[Int], gates: Sequence[int]
     ) -> list[list[Reg]]:
-        """Return the product of each row's state with the weights of each gate, a
-        vector of units.
-        """
+        """Return the products of each row's state with each gate's weights, a vector of units."""
         b = self.b
         count = len(rows) * len(gates)
         unroll = min(-(-CHAINS // count), self.hidden)

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.common.activations import activate
 from monograph.codegen.common.registers import Reg, vector
+from monograph.codegen.common.scalar_functions import activate
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import part, pieces
 from monograph.codegen.llvm.emit.scalar import LlvmScalars

@@ -100,9 +100,7 @@ class LlvmRows:
         return []
 
     def _choose_lane(self) -> None:
-        """Run vectors along the counter that most accesses run along; the innermost of
-        equal ones.
-        """
+        """Run vectors along the counter of most accesses, the innermost of equal ones."""
         every = sorted([*self.kept, *self.reduced], key=lambda c: (len(c.name), c.name))
         positions = []
         if not self.empty:

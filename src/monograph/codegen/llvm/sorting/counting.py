@@ -160,9 +160,7 @@ class Counting:
         return following
 
     def ordered(self, x: Scalar) -> Reg:
-        """Return an unsigned number that orders like elements; NaN is the largest, -0.0
-        equals 0.0.
-        """
+        """Return unsigned numbers that order like elements; NaN is largest, -0.0 equals 0.0."""
         a, dtype = self.scalars.a, x.dtype
         wide = is_wide(dtype)
         kind, sign = ("i64", -(1 << 63)) if wide else ("i32", -(1 << 31))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.common.sampling import number
+from monograph.codegen.common.scalar_functions import number
 from monograph.codegen.common.types import is_wide
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import (

@@ -258,9 +258,7 @@ class _Step(Flash):
     # Keys and values
 
     def _early(self) -> TritonElements | None:
-        """Return the elements that give the number of valid keys before the wait; None
-        if unknown.
-        """
+        """Return elements that give the number of valid keys before the wait; None if unknown."""
         context, given = self.context, self.given_values
         steps, places = context.program.steps, context.program.places
         before = steps[: steps.index(context.step)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.common.sampling import combined, neighbours, number
+from monograph.codegen.common.scalar_functions import combined, neighbours, number
 from monograph.codegen.triton.emit.scalar import TritonScalars, register_type
 from monograph.codegen.triton.emit.tile import ResultTile, coordinates, each, read, register
 from monograph.codegen.triton.emit.writer import Writer, literal

@@ -125,9 +125,7 @@ class WeightCodes:
 
     @property
     def pairs(self) -> bool:
-        """True if two products can be computed at once: scales fit f16, zero points are
-        integers.
-        """
+        """True if two products fit at once: scales fit f16, zero points are integers."""
         if not self.nibbles:
             return False
         scales, zeros = self._parameter(1), self._zeros()

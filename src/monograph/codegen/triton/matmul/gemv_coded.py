@@ -293,9 +293,7 @@ class _Coded:
     # Results
 
     def results(self, m: int) -> dict[int, str]:
-        """Return the sums of a row for every part: normalised, and scaled if columns have one
-        scale.
-        """
+        """Return a row's sums for every part: normalised, and scaled if columns have one scale."""
         a, _ = self._relation
         scale = f" * {a}" if a != 1 else ""
         if self.p.norm is not None:

@@ -333,9 +333,7 @@ class _Work:
         return self.w.let(f"{place} + {codes.lanes * i}" if i else place, "kk")
 
     def _address(self) -> Index | None:
-        """Return the address of rows that can be read in pairs, without the index in a row; or
-        None.
-        """
+        """Return the address of rows that are readable in pairs, without the index; or None."""
         element, pointers = self.operands.source(), self.t.elements.pointers
         while element.value not in pointers:
             if not is_view(element.value):

@@ -83,9 +83,7 @@ def rounding() -> str:
 
 
 def rounded(context: GpuContext, w: Writer, x: str, dtype: DType) -> str:
-    """Return the operand of a product, rounded to the nearest TF32 if the units would
-    truncate it.
-    """
+    """Return a product's operand, rounded to the nearest TF32 if the units would truncate it."""
     if not rounds(context, dtype):
         return x
     if rounding() == OFF:

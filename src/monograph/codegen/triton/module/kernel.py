@@ -53,9 +53,7 @@ class TritonPacked:
 
     @cached_property
     def digest(self) -> bytes:
-        """The digest of its bytes: weights may be gigabytes, and all candidates of a step share
-        them.
-        """
+        """The digest of its bytes: large weights are shared by all candidates of a step."""
         return digest_of(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
 
 

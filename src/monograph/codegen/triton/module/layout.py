@@ -235,9 +235,7 @@ class _Layout:
         return Bound(step, work, places, stream, waits, position, bodies)
 
     def is_read(self, work: Work, number: int) -> bool:
-        """Return True if a kernel reads an argument; of packed weights it reads only the packed
-        form.
-        """
+        """Return True if a kernel reads an argument; of packed weights only the packed form."""
         argument = work.arguments[number]
         storage = self.program.places.storage.get(argument) if isinstance(argument, Value) else None
         if not isinstance(work, Launch) or storage is None or storage.buffer.kind != CONSTANT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monograph.codegen.common.activations import activate
+from monograph.codegen.common.scalar_functions import activate
 from monograph.codegen.triton.emit.scalar import TritonScalars
 from monograph.ir import Item, Value, known
 from monograph.ir.dtype import f32, f64
@@ -37,9 +37,7 @@ class Cell:
         self.outputs = {v.op.index: v for v in step.region.outputs if isinstance(v.op, Item)}
         self.backward = bool(getattr(self.cell, "backward", False))
         self.early = isinstance(self.cell, Gru) and not self.cell.late_reset
-        """True if a gate decides what of the state the last product reads: a step has
-        two halves.
-        """
+        """True if a gate decides what the last product reads of the state: a step in halves."""
 
     @property
     def uses_vector(self) -> bool:

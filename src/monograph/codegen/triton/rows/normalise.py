@@ -79,9 +79,7 @@ class _Norm(RowWork):
         return self.rows.s.constant(value, self.dtype)
 
     def totals_of_rows(self) -> list[Scalar]:
-        """Return the sum of squares of each row; centred: sum and squares of deviations, and the
-        pivot.
-        """
+        """Return each row's sum of squares; centred: of deviations, with their sum and pivot."""
         rows, s = self.rows, self.rows.s
         zero = self._number(0.0)
         if not self.centred:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monograph.codegen.common.registry import any_view
-from monograph.codegen.common.sampling import number
+from monograph.codegen.common.scalar_functions import number
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.tile import read, register, write
 from monograph.codegen.triton.emit.writer import power
