@@ -56,32 +56,16 @@ class GemvTiling:
         return f"{self.n}x{self.k} w{self.warps}"
 
 
-CUTS = (
-    GemvTiling(2, 1024, 4),
-    GemvTiling(4, 1024, 4),
-    GemvTiling(4, 2048, 4),
-    GemvTiling(2, 2048, 4),
-    GemvTiling(1, 2048, 4),
-    GemvTiling(2, 2048, 2),
-    GemvTiling(8, 1024, 4),
-    GemvTiling(4, 2048, 8),
-    GemvTiling(2, 2048, 1),
-    GemvTiling(1, 1024, 4),
-    GemvTiling(4, 512, 2),
-    GemvTiling(2, 512, 2),
-    GemvTiling(16, 512, 4),
-    GemvTiling(1, 512, 4),
-    GemvTiling(8, 512, 4),
-)
+CUTS = tuple(GemvTiling(*cut) for cut in (
+    (2, 1024, 4), (4, 1024, 4), (4, 2048, 4), (2, 2048, 4), (1, 2048, 4),
+    (2, 2048, 2), (8, 1024, 4), (4, 2048, 8), (2, 2048, 1), (1, 1024, 4),
+    (4, 512, 2), (2, 512, 2), (16, 512, 4), (1, 512, 4), (8, 512, 4),
+))  # fmt: skip
 """Tilings to try, the most promising first: measured on chains of layers of a decoder."""
-MATRIX_CUTS = (
-    GemvTiling(16, 256, 4),
-    GemvTiling(32, 128, 4),
-    GemvTiling(16, 512, 4),
-    GemvTiling(32, 256, 4),
-    GemvTiling(64, 128, 4),
-    GemvTiling(16, 128, 2),
-)
+MATRIX_CUTS = tuple(GemvTiling(*cut) for cut in (
+    (16, 256, 4), (32, 128, 4), (16, 512, 4), (32, 256, 4), (64, 128, 4),
+    (16, 128, 2),
+))  # fmt: skip
 
 
 @dataclass

@@ -88,28 +88,12 @@ class F16x2Tiling:
         return f"halves {self.n}x{self.words} w{self.warps}"
 
 
-CUTS = (
-    F16x2Tiling(8, 256, 2),
-    F16x2Tiling(8, 256, 4),
-    F16x2Tiling(16, 128, 2),
-    F16x2Tiling(4, 1024, 8),
-    F16x2Tiling(4, 256, 2),
-    F16x2Tiling(32, 128, 4),
-    F16x2Tiling(8, 1024, 8),
-    F16x2Tiling(16, 128, 1),
-    F16x2Tiling(16, 128, 4),
-    F16x2Tiling(16, 256, 4),
-    F16x2Tiling(4, 512, 4),
-    F16x2Tiling(8, 512, 4),
-    F16x2Tiling(8, 128, 1),
-    F16x2Tiling(32, 256, 8),
-    F16x2Tiling(4, 256, 4),
-    F16x2Tiling(8, 128, 2),
-    F16x2Tiling(2, 256, 2),
-    F16x2Tiling(2, 1024, 8),
-    F16x2Tiling(4, 128, 1),
-    F16x2Tiling(1, 128, 1),
-)
+CUTS = tuple(F16x2Tiling(*cut) for cut in (
+    (8, 256, 2), (8, 256, 4), (16, 128, 2), (4, 1024, 8), (4, 256, 2),
+    (32, 128, 4), (8, 1024, 8), (16, 128, 1), (16, 128, 4), (16, 256, 4),
+    (4, 512, 4), (8, 512, 4), (8, 128, 1), (32, 256, 8), (4, 256, 4),
+    (8, 128, 2), (2, 256, 2), (2, 1024, 8), (4, 128, 1), (1, 128, 1),
+))  # fmt: skip
 """Columns (of all parts together), words and warps to try, the most promising first."""
 
 
