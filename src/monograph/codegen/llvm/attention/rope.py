@@ -24,7 +24,6 @@ from monograph.codegen.llvm.module.kernel import (
     share,
 )
 from monograph.ops.attention import CacheUpdate, Rope
-from monograph.program.index import strides_of
 
 
 @kernel_for(Rope, readable=readable)
@@ -193,7 +192,7 @@ class _Update:
         rows = shape if self.inner == 1 and self.axis else shape[:-1]
 
         def row(i: Int, _: list[Reg]) -> None:
-            at = [b.mod(b.div(i, s), d) for s, d in zip(strides_of(rows), rows, strict=True)]
+            at = b.coordinates(i, rows)
             place = b.add(self._start(at[0]), at[self.axis])
             if self.op.circular:
                 place = self._wrapped(place, size)
@@ -221,7 +220,7 @@ class _Update:
 
     def _row(self, i: Int, rows: tuple[int, ...]) -> None:
         b, size = self.b, self.shape[self.axis]
-        at = [b.mod(b.div(i, s), d) for s, d in zip(strides_of(rows), rows, strict=True)]
+        at = b.coordinates(i, rows)
         place = b.sub(at[self.axis], self._start(at[0]))
         if self.op.circular:
             place = self._wrapped(place, size)

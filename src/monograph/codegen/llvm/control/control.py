@@ -7,7 +7,7 @@ Ops that fail a run are here too: a branch that contradicts its types, and condi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -166,10 +166,6 @@ class _Iterated(Control):
                 target = self.stored(self.results[i])
                 self.copy(dense(pointer, target.type), target)
 
-    def first_thread(self, body: Callable[[], None]) -> None:
-        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
-        self.b.when(first, body)
-
 
 class _Loop(_Iterated):
     """A loop with a condition and a trip count."""
@@ -239,7 +235,7 @@ class _Loop(_Iterated):
         if last in self.results:
             target = self.stored(self.results[last])
             at = self.b.offset(target.pointer, target.offset * 8)
-            self.first_thread(lambda: self.b.store(count, at, 8))
+            self.b.on_thread(0, lambda: self.b.store(count, at, 8))
         for k, type_ in enumerate(self.collected):
             if self.carried + k not in self.results:
                 continue
@@ -263,7 +259,7 @@ class _Loop(_Iterated):
             b.store(i, count, 8)
             b.store(b.set("i8", f"zext i1 {goes} to i8"), go, 1)
 
-        self.first_thread(announce)
+        self.b.on_thread(0, announce)
         self.wait()
         rooms = [self.place(f"collected {k}") for k in range(len(self.collected))]
         made = [following, *new, *(r.pointer for r in rooms)]

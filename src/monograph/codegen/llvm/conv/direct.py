@@ -36,7 +36,6 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
-from monograph.program.index import strides_of
 from monograph.program.memory.strided import strided
 
 T = TypeVar("T")
@@ -301,8 +300,7 @@ class DirectConv:
 
     def _outer(self, h: Int) -> list[Int]:
         """Return batch and outer spatial indices of a line of the image."""
-        b, dims = self.b, self.lines
-        return [b.mod(b.div(h, s), d) for s, d in zip(strides_of(dims), dims, strict=True)]
+        return self.b.coordinates(h, self.lines)
 
     def _tile(self, panel: Run, h: Int, i: Int, run: Run, j: Int, _: list[Reg]) -> None:
         b = self.b

@@ -26,7 +26,6 @@ from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPack
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
-from monograph.program.index import strides_of
 from monograph.program.memory.buffer_assignment import TEMPORARY
 
 
@@ -126,18 +125,13 @@ class _ConvInt:
                 body = partial(self._strips, over, g, panel)
                 if over == "panels" and panel.count == 1:
                     # Single panels are dealt to the threads, the last thread first.
-                    self._only(threads - 1 - number % threads, partial(body, 0, []))
+                    b.on_thread(threads - 1 - number % threads, partial(body, 0, []))
                     continue
                 span = share(b, panel.count, threads) if over == "panels" else (0, panel.count)
                 b.loop(*span, 1, body)
 
         own = share(b, self.groups, threads) if over == "groups" else (0, self.groups)
         b.loop(own[0], own[1], 1, group)
-
-    def _only(self, thread: int, body: partial[None]) -> None:
-        b = self.b
-        mine = b.compare("eq", b.arguments["tid"], Reg(str(thread), "i64"))
-        b.when(mine, body)
 
     def _panel_runs(self) -> list[Run]:
         """Return runs of panels; one with unused lanes comes last and alone, at a literal index."""
@@ -161,8 +155,7 @@ class _ConvInt:
         """Return batch and spatial indices of the first pixel of a strip."""
         b, dims = self.b, self.shape[:-2]
         line = b.div(u, run.count)
-        outer = [b.mod(b.div(line, s), d) for s, d in zip(strides_of(dims), dims, strict=True)]
-        return [*outer, b.add(b.mul(b.mod(u, run.count), run.size), run.start)]
+        return [*b.coordinates(line, dims), b.add(b.mul(b.mod(u, run.count), run.size), run.start)]
 
     def _tile(self, g: Int, panel: Run, i: Int, run: Run, u: Int, _: list[Reg]) -> None:
         b, line = self.b, self.products.line

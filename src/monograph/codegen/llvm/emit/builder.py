@@ -6,6 +6,7 @@ runs afterwards: LLVM's code generator sees exactly this text.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -164,6 +165,17 @@ class Builder:
         less = self.compare("slt", self.i64(a), self.i64(b))
         return self.set("i64", f"select i1 {less}, i64 {b}, i64 {a}")
 
+    def coordinates(self, number: Int, shape: Sequence[int]) -> list[Int]:
+        """Return the index of an element from its number in row-major order."""
+        steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return [self.mod(self.div(number, s), d) for s, d in zip(steps, shape, strict=True)]
+
+    def position(self, index: Sequence[Int], strides: Sequence[int], start: Int = 0) -> Int:
+        """Return the offset of an index in strided memory."""
+        for number, stride in zip(index, strides, strict=True):
+            start = self.add(start, self.mul(number, stride))
+        return start
+
     def compare(self, how: str, a: Reg, b: Reg) -> Reg:
         op = "fcmp" if how[0] in "ou" and a.element in FLOATS else "icmp"
         return self.set(vector(a.lanes, "i1"), f"{op} {how} {a.type} {a}, {b}")
@@ -233,6 +245,12 @@ class Builder:
         text = f"insertelement {value.type} {value}, {scalar.type} {scalar}, i64 {lane}"
         return self.set(value.type, text)
 
+    def shuffle(self, x: Reg, y: Reg, lanes: Sequence[int]) -> Reg:
+        """Return some lanes of two vectors, those of the second numbered after the first's."""
+        mask = ", ".join(f"i32 {k}" for k in lanes)
+        text = f"shufflevector {x.type} {x}, {y.type} {y}, <{len(lanes)} x i32> <{mask}>"
+        return self.set(vector(len(lanes), x.element), text)
+
     # Control flow
 
     def loop(
@@ -280,6 +298,10 @@ class Builder:
         self.label(done)
         return phis
 
+    def on_thread(self, number: int, body: Callable[[], None]) -> None:
+        """Run a body on one thread only."""
+        self.when(self.compare("eq", self.arguments["tid"], Reg(str(number), "i64")), body)
+
     def when(self, condition: Reg, body: Callable[[], None]) -> None:
         """Run a body only if a condition holds."""
         yes, done = self.new_label("then"), self.new_label("done")
@@ -314,12 +336,6 @@ def transposed(b: Builder, rows: Sequence[Reg]) -> list[Reg]:
             low, high = made[i], made[i + step]
             first = [k if not k & step else lanes + k - step for k in range(lanes)]
             second = [k + step if not k & step else lanes + k for k in range(lanes)]
-            made[i], made[i + step] = _shuffle(b, low, high, first), _shuffle(b, low, high, second)
+            made[i], made[i + step] = b.shuffle(low, high, first), b.shuffle(low, high, second)
         step //= 2
     return made
-
-
-def _shuffle(b: Builder, x: Reg, y: Reg, lanes: Sequence[int]) -> Reg:
-    mask = ", ".join(f"i32 {k}" for k in lanes)
-    text = f"shufflevector {x.type} {x}, {y.type} {y}, <{len(lanes)} x i32> <{mask}>"
-    return b.set(x.type, text)

@@ -253,7 +253,4 @@ def part(b: Builder, whole: Reg, start: int, lanes: int) -> Reg:
         return whole
     if lanes == 1:
         return b.extract(whole, start)
-    mask = ", ".join(f"i32 {start + k}" for k in range(lanes))
-    kind = vector(lanes, whole.element)
-    text = f"shufflevector {whole.type} {whole}, {whole.type} poison, <{lanes} x i32> <{mask}>"
-    return b.set(kind, text)
+    return b.shuffle(whole, Reg("poison", whole.type), range(start, start + lanes))

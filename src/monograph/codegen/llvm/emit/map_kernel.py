@@ -65,8 +65,7 @@ class LoopNest:
             before(Point({}))
             body(Point({}))
 
-        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
-        self.b.when(first, one)
+        self.b.on_thread(0, one)
 
     def _outer_values(self, outer: Sequence[Counter], i: Int) -> dict[Counter, Int]:
         """Return the counters of the outer loops from the number of the row."""

@@ -277,9 +277,7 @@ class _Blocks(ElementMaker):
     def _added(self, inside: Reg, total: Reg, at: list[Int]) -> Reg:
         def add() -> Reg:
             b, place = self.b, self.e.storage[self.x]
-            position: Int = place.offset
-            for number, stride in zip(at, place.strides, strict=True):
-                position = b.add(position, b.mul(number, stride))
+            position = b.position(at, place.strides, place.offset)
             pointer = b.offset(self.e.pointers[self.x], b.mul(position, self.x.dtype.itemsize))
             found = self.e.scalars.load(self.x.dtype, pointer)
             reg: Reg = self.e.scalars.add(Scalar(total, self.x.dtype), found).reg

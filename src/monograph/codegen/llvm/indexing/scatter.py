@@ -202,10 +202,7 @@ class _Scatter:
         return [b.mod(b.div(n, s), d) if i else b.div(n, s) for i, (d, s) in enumerate(steps)]
 
     def _start(self, value: Value, strides: Sequence[int], numbers: Sequence[Int]) -> Int:
-        total: Int = self.e.storage[value].offset
-        for stride, number in zip(strides, numbers, strict=True):
-            total = self.b.add(total, self.b.mul(number, stride))
-        return total
+        return self.b.position(numbers, strides, self.e.storage[value].offset)
 
     def _checked(self, where: Int, size: int) -> Reg:
         index = load_index(self.e, self.indices, where)

@@ -198,8 +198,7 @@ class DotKernel:
         if over != PANELS or threads == 1:
             body()
             return
-        mine = self.b.compare("eq", self.b.arguments["tid"], Reg(str(threads - 1), "i64"))
-        self.b.when(mine, body)
+        self.b.on_thread(threads - 1, body)
 
     def _rows(self, rows: list[Run], over: str, g: Int, panel: Run, i: Int, _: list[Reg]) -> None:
         """Multiply all rows with a panel: at once, or part by part of the depth."""
@@ -386,7 +385,7 @@ class DotKernel:
     def _finish(self, g: Int, m0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]) -> None:
         """The epilogue of every accumulator, and its store."""
         b, p = self.b, self.problem
-        batch = [b.mod(b.div(g, s), d) for s, d in zip(strides_of(p.batch), p.batch, strict=True)]
+        batch = b.coordinates(g, p.batch)
         for r in range(run.size):
             for v in range(panel.size):
                 n = b.mul(b.add(v0, v), self.lanes)

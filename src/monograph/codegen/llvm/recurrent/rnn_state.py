@@ -111,8 +111,7 @@ class CellKernel:
             self.memory[name] = b.offset(b.arguments[f"p{scratch}"], at * self.size)
             at += rows * self.padded
         if self.threads == 1 and context.threads > 1:
-            first = b.compare("eq", b.arguments["tid"], Reg("0", "i64"))
-            b.when(first, self._run)
+            b.on_thread(0, self._run)
         else:
             self._run()
         return context.finish(b)

@@ -181,8 +181,7 @@ class LlvmRows:
             body(i)
 
         if count == 1:
-            first = b.compare("eq", b.arguments["tid"], Reg("0", "i64"))
-            b.when(first, lambda: one(0, []))
+            b.on_thread(0, lambda: one(0, []))
             return
         b.loop(*share(b, count, self.context.threads), 1, one)
 

@@ -20,7 +20,7 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.sorting.counting import Counting
+from monograph.codegen.llvm.sorting.counting import Counting, ordered
 from monograph.ir import Value
 from monograph.ops.sort import NonZero, Unique
 from monograph.program.dynamic.bounded import Counted, is_counted
@@ -59,7 +59,7 @@ class _Unique(Counting):
             self.context.argument(LlvmScratch(max(8 * self.count, 64))) for _ in range(NUMBERS + 1)
         ]
         self.begin()
-        self.first_thread(self._all)
+        self.b.on_thread(0, self._all)
         return self.context.finish(self.b)
 
     # Lists of integers
@@ -78,11 +78,8 @@ class _Unique(Counting):
         """Return the index of an element of an item in x."""
         b = self.b
         if self.op.axis is None:
-            shape = self.x.tensor.static
-            steps = zip(strides_of(shape), shape, strict=True)
-            return [b.mod(b.div(item, s), d) for s, d in steps]
-        steps = zip(strides_of(self.rest), self.rest, strict=True)
-        others = [b.mod(b.div(column, s), d) for s, d in steps]
+            return b.coordinates(item, self.x.tensor.static)
+        others = b.coordinates(column, self.rest)
         return [*others[: self.op.axis], item, *others[self.op.axis :]]
 
     def _compare(self, one: Reg, other: Reg) -> tuple[Reg, Reg]:
@@ -92,7 +89,7 @@ class _Unique(Counting):
         def column(k: Int, found: list[Reg]) -> list[Reg]:
             before, same = found
             x, y = (self.load(self.x, self._index(i, k)) for i in (one, other))
-            p, q = self.ordered(x), self.ordered(y)
+            p, q = ordered(a, x), ordered(a, y)
             less = a.op("and", same, b.compare("ult", p, q))
             match = b.compare("eq", p, q)
             return [a.op("or", before, less), a.op("and", same, match)]
@@ -296,14 +293,9 @@ class _NonZero(Counting):
             pointer = self.b.offset(self.pointers[self.x], at)
             x = self.scalars.load(self.x.dtype, pointer, lanes)
         else:
-            x = self.load(self.x, self._coordinates(i))
+            x = self.load(self.x, self.b.coordinates(i, self.shape))
         return a.compare("une" if self.x.dtype.is_float else "ne", x.reg, 0)
 
-    def _coordinates(self, i: Int) -> list[Int]:
-        b = self.b
-        steps = strides_of(self.shape)
-        return [b.mod(b.div(i, s), d) for s, d in zip(steps, self.shape, strict=True)]
-
     def _write(self, i: Int, at: Reg) -> None:
-        for axis, where in enumerate(self._coordinates(i)):
+        for axis, where in enumerate(self.b.coordinates(i, self.shape)):
             self.give(0, [axis, at], self.b.i64(where))

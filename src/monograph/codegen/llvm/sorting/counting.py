@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import is_wide
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.map_kernel import bits_of
-from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.emit.scalar import LlvmArith, LlvmScalars
 from monograph.codegen.llvm.module.kernel import KernelContext, pointers, share
 from monograph.ir import Item, Value
 from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import Counted
-from monograph.program.index import strides_of
 
 
 class Counting:
@@ -35,9 +35,7 @@ class Counting:
     def at(self, value: Value, index: Sequence[Int]) -> Reg:
         """Return the address of an element of an operand or a result."""
         b, place = self.b, self.context.program.places.storage[value]
-        total: Int = place.offset
-        for i, stride in zip(index, place.strides, strict=True):
-            total = b.add(total, b.mul(i, stride))
+        total = b.position(index, place.strides, place.offset)
         return b.offset(self.pointers[value], b.mul(total, value.dtype.itemsize))
 
     def load(self, value: Value, index: Sequence[Int], lanes: int = 0) -> Scalar:
@@ -59,12 +57,7 @@ class Counting:
         """Store the count, the last result. Every thread may: all know it."""
         assert isinstance(self.anchor.op, Counted)
         last = len(self.anchor.type.items) - 1  # type: ignore[union-attr]
-        self.first_thread(lambda: self.give(last, [], count))
-
-    def first_thread(self, body: object) -> None:
-        assert callable(body)
-        first = self.b.compare("eq", self.b.arguments["tid"], Reg("0", "i64"))
-        self.b.when(first, body)
+        self.b.on_thread(0, lambda: self.give(last, [], count))
 
     def clear(self, result: int, start: Int, axis: int, shared: bool = True) -> None:
         """Zero the elements beyond the count, along an axis of a result; threads may divide it."""
@@ -75,13 +68,10 @@ class Counting:
         others = [d for i, d in enumerate(shape) if i != axis]
         bits = bits_of(value.dtype)
         zero = self.scalars.literal(0, bits, 0)
-        rows = 1
-        for d in others:
-            rows *= d
+        rows = math.prod(others)
 
         def row(r: Int, _: list[Reg]) -> None:
-            steps = zip(strides_of(others), others, strict=True)
-            fixed = [b.mod(b.div(r, s), d) for s, d in steps]
+            fixed = b.coordinates(r, others)
 
             def one(i: Int, _: list[Reg]) -> None:
                 index = [*fixed[:axis], i, *fixed[axis:]]
@@ -159,17 +149,17 @@ class Counting:
         b.label(done)
         return following
 
-    def ordered(self, x: Scalar) -> Reg:
-        """Return unsigned numbers that order like elements; NaN is largest, -0.0 equals 0.0."""
-        a, dtype = self.scalars.a, x.dtype
-        wide = is_wide(dtype)
-        kind, sign = ("i64", -(1 << 63)) if wide else ("i32", -(1 << 31))
-        if dtype.is_float:
-            bits = a.bits(x.reg)
-            bits = a.select(a.compare("eq", bits, sign), 0, bits)
-            below = a.op("ashr", bits, 63 if wide else 31)
-            bits = a.op("xor", bits, a.op("or", below, sign))
-            return a.select(a.compare("uno", x.reg, x.reg), -1, bits)
-        if dtype.is_signed:
-            return a.op("xor", a.convert("sext", x.reg, kind), sign)
-        return a.convert("zext", x.reg, kind)
+
+def ordered(a: LlvmArith, x: Scalar) -> Reg:
+    """Return unsigned numbers that order like elements; NaN is largest, -0.0 equals 0.0."""
+    dtype, wide = x.dtype, is_wide(x.dtype)
+    kind, sign = ("i64", -(1 << 63)) if wide else ("i32", -(1 << 31))
+    if dtype.is_float:
+        bits = a.bits(x.reg)
+        bits = a.select(a.compare("eq", bits, sign), 0, bits)
+        below = a.op("ashr", bits, 63 if wide else 31)
+        bits = a.op("xor", bits, a.op("or", below, sign))
+        return a.select(a.compare("uno", x.reg, x.reg), -1, bits)
+    if dtype.is_signed:
+        return a.op("xor", a.convert("sext", x.reg, kind), sign)
+    return a.convert("zext", x.reg, kind)

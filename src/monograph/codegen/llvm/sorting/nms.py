@@ -21,7 +21,7 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.sorting.counting import Counting
+from monograph.codegen.llvm.sorting.counting import Counting, ordered
 from monograph.codegen.llvm.sorting.topk import Heap
 from monograph.ir import Value
 from monograph.ir.dtype import f64
@@ -77,7 +77,7 @@ class _Suppress(Counting):
             low, high = share(b, self.pairs, self.threads)
             b.loop(low, high, 1, self._pair)
         synchronise(b, sync, self.threads)
-        self.first_thread(self._join)
+        self.b.on_thread(0, self._join)
         return self.context.finish(b)
 
     def _pair(self, pair: Int, _: list[Reg]) -> None:
@@ -113,7 +113,7 @@ class _Suppress(Counting):
     def _rank(self, score: Scalar, i: Int) -> Reg:
         """Return a number that is smaller for a better box: the inverted score, then the index."""
         a, b = self.scalars.a, self.b
-        bits = a.op("xor", self.ordered(score), -1)
+        bits = a.op("xor", ordered(a, score), -1)
         bits = a.select(a.compare("uno", score.reg, score.reg), -1, bits)
         shifted = a.op("shl", a.convert("zext", bits, self.rank), 64 if self.wide else 32)
         return a.op("or", shifted, a.convert("zext", b.i64(i), self.rank))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.types import is_wide
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.map_kernel import bits_of
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
@@ -23,8 +24,8 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
+from monograph.codegen.llvm.sorting.counting import ordered
 from monograph.ir import Item, Value
-from monograph.ir.dtype import f64
 from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
 from monograph.program.index import strides_of
@@ -121,7 +122,7 @@ class _TopK:
         self.x = context.anchor.inputs[0]
         self.shape = self.x.tensor.static
         self.size = self.shape[self.op.axis]
-        self.wide = self.x.dtype == f64 or (self.x.dtype.is_integer and self.x.dtype.bits == 64)
+        self.wide = is_wide(self.x.dtype)
         self.key = "i64" if self.wide else "i32"
         self.rank = "i128" if self.wide else "i64"
         self.rank_bytes = 16 if self.wide else 8
@@ -164,8 +165,7 @@ class _TopK:
             return
         self._select(*share(b, self.size, threads))
         synchronise(b, self.sync, threads)
-        first = b.compare("eq", b.arguments["tid"], Reg("0", "i64"))
-        b.when(first, lambda: self._merge(row))
+        b.on_thread(0, lambda: self._merge(row))
         if self.rows > 1:
             synchronise(b, self.sync, threads)
 
@@ -269,19 +269,8 @@ class _TopK:
 
     def _key(self, x: Scalar) -> Scalar:
         """Return an unsigned number in the order of the results, the first largest."""
-        a, dtype = self.scalars.a, x.dtype
-        sign = -(1 << (63 if self.wide else 31))
-        if dtype.is_float:
-            bits = a.bits(x.reg)
-            bits = a.select(a.compare("eq", bits, sign), 0, bits)
-            below = a.op("ashr", bits, 63 if self.wide else 31)
-            bits = a.op("xor", bits, a.op("or", below, sign))
-            bits = a.select(a.compare("uno", x.reg, x.reg), -1, bits)
-        elif dtype.is_signed:
-            bits = a.op("xor", a.convert("sext", x.reg, self.key), sign)
-        else:
-            bits = a.convert("zext", x.reg, self.key)
-        return Scalar(bits if self.op.largest else a.op("xor", bits, -1), dtype)
+        bits = ordered(self.scalars.a, x)
+        return Scalar(bits if self.op.largest else self.scalars.a.op("xor", bits, -1), x.dtype)
 
     def _rank(self, key: Reg, i: Int) -> Reg:
         """Return a key with the index below it: of equal keys the first index is the largest."""
