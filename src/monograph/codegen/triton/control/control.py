@@ -16,7 +16,14 @@ import numpy as np
 
 from monograph.codegen.triton.control.subprograms import CONTROL, InlinedWork, graphs_of, serves
 from monograph.codegen.triton.emit.tile import tile
-from monograph.codegen.triton.indexing.copies import Copied, CopyOperand, copy, dense, room, stored
+from monograph.codegen.triton.indexing.index_kernels import (
+    Copied,
+    CopyOperand,
+    copy,
+    dense,
+    room,
+    stored,
+)
 from monograph.codegen.triton.module.kernel import (
     Branch,
     Candidate,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from monograph.codegen.triton.indexing.copies import CopyOperand
+from monograph.codegen.triton.indexing.index_kernels import CopyOperand
 from monograph.codegen.triton.module.kernel import (
     Argument,
     Branch,

@@ -15,8 +15,7 @@ import numpy as np
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.triton.conv import runs as conv_runs
-from monograph.codegen.triton.conv.library import convolutions
+from monograph.codegen.triton.conv.variants import convolutions, run_candidates, serves_runs
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, each, finish_from, tile
@@ -106,8 +105,8 @@ def candidates(context: GpuContext) -> list[Candidate]:
     found = variants(
         "implicit", _configs(g, anchor.inputs[0].dtype), partial(_implicit, context, g)
     )
-    if conv_runs.serves(context, anchor, g):
-        runs = conv_runs.candidates(context, anchor, g)
+    if serves_runs(context, anchor, g):
+        runs = run_candidates(context, anchor, g)
         found = [*runs[:4], *found[:4], *runs[4:], *found[4:]]
     # Early enough for a fast search; never the default, which must not need a library.
     return [*found[:2], *convolutions(context), *found[2:]]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from monograph.codegen.triton.emit.elements import INT32_MOST
 from monograph.codegen.triton.emit.writer import power
-from monograph.codegen.triton.indexing.copies import Copied, CopyOperand, copy, stored
+from monograph.codegen.triton.indexing.index_kernels import Copied, CopyOperand, copy, stored
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

@@ -1,12 +1,14 @@
-"""Convolutions of few channels: a row of the window is one contiguous run of memory.
+"""Other candidates of convolutions: rows of few channels as contiguous runs, and libraries.
 
 With channels last, the elements under a row of a window are contiguous, whatever the number of
-channels. So a step of the sum is a piece of such a run, and addresses need no division.
+channels. So a step of the sum is a piece of such a run, and addresses need no division. cuDNN's or
+MIOpen's convolution, through torch, is a candidate beside the generated kernels.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,24 +16,39 @@ from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.image.windows import Window
-from monograph.codegen.triton.matmul.dot import DotTiling, ProductShape, guess, multiply, tiles
+from monograph.codegen.triton.matmul.dot import (
+    TYPES,
+    DotTiling,
+    ProductShape,
+    destination,
+    guess,
+    multiply,
+    tiles,
+    viewed,
+)
 from monograph.codegen.triton.matmul.product import packed_operand
 from monograph.codegen.triton.module.kernel import (
+    Argument,
+    Call,
     Candidate,
     GpuContext,
     KernelWriter,
     Launch,
     TritonPacked,
+    Work,
     variants,
 )
 from monograph.ir import Array, Value, known
+from monograph.ops.conv import Conv
+from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import strides_of
+from monograph.program.memory.strided import Strided, strided
 
 FEW_CHANNELS = 16
 """From this many channels on, a step of the sum is within one tap anyway."""
 
 
-def serves(context: GpuContext, anchor: Value, g: Window) -> bool:
+def serves_runs(context: GpuContext, anchor: Value, g: Window) -> bool:
     """Return True if the image is dense, and its windows are rows without gaps."""
     x = anchor.inputs[0]
     storage = context.program.places.storage.get(x)
@@ -41,14 +58,14 @@ def serves(context: GpuContext, anchor: Value, g: Window) -> bool:
     return storage.strides == strides_of(x.tensor.static) and known(anchor.inputs[1]) is not None
 
 
-def candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]:
+def run_candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]:
     """Return kernels for runs, the most promising first."""
     run = g.kernel[1] * g.channels
     dtype = anchor.inputs[0].dtype
     fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
     shape = ProductShape(1, g.rows, g.columns, g.kernel[0] * run)
     ordered = sorted(fitting, key=lambda c: guess(shape, c, dtype) * -(-run // c.k) * c.k / run)
-    return variants("runs", ordered, partial(_kernel, context, anchor, g))
+    return variants("runs", ordered, partial(_run_kernel, context, anchor, g))
 
 
 def _packed(weights: Array, g: Window, k: int) -> Array:
@@ -60,7 +77,7 @@ def _packed(weights: Array, g: Window, k: int) -> Array:
     return whole
 
 
-def _kernel(context: GpuContext, anchor: Value, g: Window, c: DotTiling) -> Launch:
+def _run_kernel(context: GpuContext, anchor: Value, g: Window, c: DotTiling) -> Launch:
     k = context.kernel()
     t, w = tile(k), k.w
     data = known(anchor.inputs[1])
@@ -117,3 +134,97 @@ def _image(
     where = f"{pointer} + (({image}) * {height} + {line}) * {width} + {at}"
     whole = w.let(" & ".join(inside), "m")
     return w.let(f"tl.load({where}, mask={whole}, other=0)", "x")
+
+
+def convolutions(context: GpuContext) -> list[Candidate]:
+    """Return a library's convolution, if the image is strided and its padding symmetric."""
+    anchor = context.anchor
+    op, (x, w) = anchor.op, anchor.inputs
+    if not isinstance(op, Conv) or op.pads_begin != op.pads_end or len(op.strides) > 3:
+        return []
+    if x.dtype not in TYPES or {x.dtype, w.dtype, anchor.dtype} != {x.dtype}:
+        return []
+    found = strided(x, context.program.places.storage)
+    weights = _weights(context, w)
+    if found is None or weights is None:
+        return []
+    return [Candidate("library conv", lambda: _convolution(context, anchor, found, *weights))]
+
+
+def _weights(context: GpuContext, value: Value) -> tuple[Argument, Strided | None] | None:
+    """Return weights as an argument: constants with contiguous channels, data as stored."""
+    data = known(value)
+    if data is not None:
+        return packed_operand(context, TritonPacked(_channels_last(data), value.dtype)), None
+    found = strided(value, context.program.places.storage)
+    return None if found is None else (found.source, found)
+
+
+def _channels_last(weights: Array) -> Array:
+    return np.ascontiguousarray(np.moveaxis(weights, 1, -1))
+
+
+def _convolution(
+    context: GpuContext, anchor: Value, image: Strided, weights: Argument, lying: Strided | None
+) -> tuple[Work, ...]:
+    op, (x, w) = anchor.op, anchor.inputs
+    assert isinstance(op, Conv)
+    storage, last = context.program.places.storage, op.layout == CHANNELS_LAST
+    shape, w_shape = x.tensor.static, w.tensor.static
+    first_x = image.offset - storage[image.source].offset
+    x_view = viewed(*_channels_second(shape, image.strides, last), first_x)
+    if lying is None:
+        packed = (w_shape[0], *w_shape[2:], w_shape[1])
+        w_view = viewed(*_channels_second(packed, strides_of(packed), True), 0)
+    else:
+        first_w = lying.offset - storage[lying.source].offset
+        w_view = viewed(*_channels_second(w_shape, lying.strides, False), first_w)
+    made = anchor.tensor.static
+    y_view = viewed(*_channels_second(made, strides_of(made), last), 0)
+    # Lines are images of one row.
+    flat = len(op.strides) == 1
+    padding = [0, *op.pads_begin] if flat else [*op.pads_begin]
+    stride = [1, *op.strides] if flat else [*op.strides]
+    dilation = [1, *op.dilations] if flat else [*op.dilations]
+    groups, tf32 = op.groups, context.tf32
+
+    def convolve(given: Any, kernel: Any, out: Any) -> None:
+        a, b, y = x_view(given), w_view(kernel), y_view(out)
+        _into(y, a, b, padding, stride, dilation, groups, tf32)
+
+    result, finish = destination(context)
+    return (Call("conv", (image.source, weights, result), convolve), *finish)
+
+
+def _into(
+    y: Any,
+    x: Any,
+    w: Any,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    tf32: bool,
+) -> None:
+    """Convolve into our memory; through the library's own memory if it can only allocate."""
+    import torch
+
+    if y.is_cuda and torch.version.hip is None:
+        torch.ops.aten.cudnn_convolution.out(
+            x, w, padding, stride, dilation, groups, True, False, tf32, out=y
+        )
+        return
+    function = torch.nn.functional.conv3d if len(stride) == 3 else torch.nn.functional.conv2d
+    y.copy_(function(x, w, None, stride, padding, dilation, groups))
+
+
+def _channels_second(
+    shape: tuple[int, ...], strides: tuple[int, ...], last: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return sizes and strides in torch's order: channels before the spatial dimensions."""
+    order = [0, len(shape) - 1, *range(1, len(shape) - 1)] if last else list(range(len(shape)))
+    sizes, steps = [shape[i] for i in order], [strides[i] for i in order]
+    if len(shape) == 3:
+        sizes.insert(2, 1)
+        steps.insert(2, steps[-1] * sizes[-1])
+    return tuple(sizes), tuple(steps)
