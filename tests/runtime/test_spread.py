@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+import monograph
 from monograph.ir import Graph, Value, constant, evaluate
 from monograph.ir.dtype import f16, f32, i64, u8
 from monograph.ops.cast import Cast
@@ -200,6 +203,46 @@ def test_a_number_that_overflows_in_f16_may_be_kept_up_to_an_output() -> None:
     assert held(graph_of(square), feeds, np.float16([60000, 4])).worst == (0,)
     by_zero = graph_of(Neg()(Div()(x, constant(np.float16(0)))))
     assert held(by_zero, feeds, np.float16([-np.inf, -60000])).worst == (1,)
+
+
+def test_constants_that_the_import_has_folded_are_rounded() -> None:
+    """A LayerNorm of initialisers is a constant for the compiler; ONNX Runtime computes it."""
+    data = {
+        "a": np.float32([[1e3, 1e3 + 1, 1e3 - 0.5, 1e3 + 0.3]]),
+        "one": np.ones(4, np.float32),
+        "half": np.float32([0.5]),
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["a", "one"], ["n"]),
+        helper.make_node("Mul", ["n", "half"], ["m"]),
+        helper.make_node("Add", ["m", "x"], ["y0"]),
+    ]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in ("x", "y0")]
+    given = [numpy_helper.from_array(v, n) for n, v in data.items()]
+    made = helper.make_graph(nodes, "folded", ports[:1], ports[1:], given)
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(made, opset_imports=opset, ir_version=8)
+    session = monograph.load(model.SerializeToString(), "reference")
+    feeds = {"x": np.zeros((1, 4), np.float32)}
+    graph = session.bound_graph(feeds)
+    assert {v.op.name for v in graph.values} == {"constant", "input", "add"}
+    assert evaluate(graph.unfolded, feeds)[0].tolist() == evaluate(graph, feeds)[0].tolist()
+    right = evaluate(graph, feeds)[0]
+    # The mean of a row of 1,000 is off by an eps of that.
+    assert held(graph, feeds, right + np.float32([[0, 1e-4, 0, 0]])).ok
+    assert held(graph, feeds, right + np.float32([[0, 1e-2, 0, 0]])).worst == (0, 1)
+    assert not held(graph, feeds, right + np.float32([[0, 1e-2, 0, 0]])).ok
+    assert graph.unfolded.unfolded is graph.unfolded
+
+
+def test_a_folded_constant_may_equal_an_operand_of_its_own_expression() -> None:
+    one, two = constant(np.float32([1.5])), constant(np.float32([2.5]))
+    up, down = Add()(one, constant(np.float32([1]))), Sub()(two, constant(np.float32([1])))
+    total = Add()(value("f32[1]"), two)
+    graph = replace(graph_of(Mul()(total, one)), folded={two: up, one: down})
+    feeds = {"x": np.float32([1])}
+    assert evaluate(graph.unfolded, feeds) == evaluate(graph, feeds)
+    assert {v.op.name for v in graph.unfolded.values} >= {"add", "sub"}
 
 
 def test_rounded_constants_count_in_a_narrowed_graph() -> None:

@@ -45,6 +45,8 @@ class Graph:
     origins: Mapping[Value, str] = field(default_factory=dict)
     donations: tuple[tuple[str, str], ...] = ()
     """(output, input) pairs: the output is written into the input's memory."""
+    folded: Mapping[Value, Value] = field(default_factory=dict)
+    """Float constants and the expressions that the import folded into them, in its order."""
 
     @lazy
     def values(self) -> tuple[Value, ...]:
@@ -96,6 +98,23 @@ class Graph:
     def origin(self, value: Value) -> str | None:
         """The ONNX node a value came from, where it is known."""
         return self.origins.get(value)
+
+    @lazy
+    def unfolded(self) -> Graph:
+        """The graph with the expressions that the import folded into its constants.
+
+        A target may compute them itself, and rounds them then.
+        """
+        made: dict[Value, Value] = {}
+
+        def take(v: Value, inputs: tuple[Value, ...]) -> Value:
+            return made.get(v) or (v if inputs == v.inputs else v.op(*inputs))
+
+        # Equal data is one constant, so an expression may lead back to its own result. Each one
+        # sees only those before it.
+        for value, expression in self.folded.items():
+            made[value] = Graph((), (("", expression),)).rebuild(take).outputs[0][1]
+        return self.rebuild(take) if any(v in made for v in self.values) else self
 
     def rebuild(self, replace: Callable[[Value, tuple[Value, ...]], Value]) -> Graph:
         """Build the graph again, in order: `replace(old, new_inputs)` returns each new value.

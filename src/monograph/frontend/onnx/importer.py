@@ -102,6 +102,8 @@ class _Importer:
     fed: frozenset[str]
     refusals: Refusals
     origins: dict[Value, str] = field(default_factory=dict)
+    folded: dict[Value, Value] = field(default_factory=dict)
+    """Float constants and the expressions that they were folded from."""
     settled: dict[str, tuple[Type, ...]] = field(default_factory=dict)
     """The types of state that each loop settled on, by the loop's label."""
     account: Account = field(default_factory=Account)
@@ -159,7 +161,8 @@ class _Importer:
         self.model.contradictions.compare(proto.output, dict(outputs), "output")
         if not self.shapes:  # once for all shapes
             self.model.contradictions.compare(proto.value_info, scope.names, "value")
-        return Graph(tuple(inputs), outputs, proto.name or "main", self.origins, donations)
+        name = proto.name or "main"
+        return Graph(tuple(inputs), outputs, name, self.origins, donations, self.folded)
 
     def bind(self, name: str, declared: Type) -> Type:
         """Return a declared input type with the caller's sizes filled in."""
@@ -307,6 +310,8 @@ class Scope:
                 raise ModelError("the model uses an output that the op does not have", given=name)
             if name and value is not None:
                 folded = fold(value)
+                if folded is not value and folded.type == value.type and folded.dtype.is_float:
+                    self.importer.folded.setdefault(folded, value)
                 self.attribute_origin(folded, label)
                 self.define(name, folded)
 

@@ -90,8 +90,9 @@ def tolerances(
     `allowed` is the variance that the file grants others. With `tf32` the operands of an f32
     product may be rounded to 10 bits of mantissa. A graph is `narrowed` where a pass has lowered
     its precision, constants included. With `ties` integers and strings that roundings can change
-    may be anything; else they must be equal.
+    may be anything; else they must be equal. Constants that the import has computed are rounded.
     """
+    graph = graph.unfolded
     known = {v: feeds[name] for v, name in zip(graph.inputs, graph.input_names, strict=True)}
     spread = Spread(
         graph.values, known, graph.outputs, tf32=tf32, narrowed=narrowed, coded_variance=allowed
