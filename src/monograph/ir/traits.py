@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from monograph.ir.affine import FEW, NUMBER, SIZE, Demand, IntRange, Known
 from monograph.ir.dtype import DType
 from monograph.ir.layout import LayoutPlan, Order
-from monograph.ir.types import Dim, TensorType, Type
+from monograph.ir.types import Array, Dim, TensorType, Type
 
 if TYPE_CHECKING:
     from monograph.ir.op import Value
@@ -178,6 +178,20 @@ class OpTraits:
 
     same_signs: ClassVar[bool] = False
     """True if the op sums terms of one sign, which cannot cancel."""
+    rounds: ClassVar[bool] = True
+    """False if results are elements of operands, their negatives, signs or limits."""
+    rounds_between: ClassVar[bool] = False
+    """True if the op rounds the results of one sum before it sums them again."""
+    sums_constants: ClassVar[bool] = False
+    """True if the op sums attributes; operands only choose them."""
+
+    def error_scale(self, result: Array, *operands: Array) -> Array | None:
+        """Return the scale of the error of each element; None for the element itself."""
+        return None
+
+    def operand_error_scale(self, index: int, *operands: Array) -> Array | None:
+        """Return the scale of the errors of an operand that is summed; None for its elements."""
+        return None
 
     def accumulation_length(self, *types: TensorType) -> int:
         """Return how many terms are summed into one element of the result.

@@ -62,7 +62,7 @@ class Attention(Op):
 
     narrowing = Narrowing.LAYER
     clipped_from = 3
-    costly = True
+    costly = rounds_between = True
     samples = (
         sample("f32[2, 2, 3, 4]", "f32[2, 2, 5, 4]", "f32[2, 2, 5, 6]"),
         sample("f32[1, 4, 3, 8]", "f32[1, 2, 3, 8]", "f32[1, 2, 3, 8]", causal=True),

@@ -127,6 +127,7 @@ class ViewOp(Op, abstract=True):
 
     narrowing = Narrowing.MOVE
     never_larger = passes = view = True
+    rounds = False
 
 
 class Unary(Elementwise, abstract=True):

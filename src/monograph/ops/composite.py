@@ -86,6 +86,10 @@ class Gelu(Unary):
         power = b.exp(b.mul(x, b.fma(b.mul(x, x), cubic, first)))
         return b.div(x, b.add(b.constant(1.0, x.dtype), power))
 
+    def error_scale(self, result: Array, *operands: Array) -> Array:
+        """Add x / 2: the definition sums 1 and an error function of nearly -1, and scales that."""
+        return np.asarray(np.abs(widen(result)) + np.abs(widen(operands[0])) / 2)
+
 
 @dataclass(frozen=True)
 class Softmax(Op):
@@ -164,6 +168,10 @@ class LogSoftmax(Op):
 
     def accumulation_length(self, *types: TensorType) -> int:
         return known_product([types[0].dims[self.axis]])
+
+    def error_scale(self, result: Array, *operands: Array) -> Array:
+        """The logarithm of a sum is off by as much as the sum, relative to itself."""
+        return np.asarray(np.abs(widen(result)) + math.sqrt(result.shape[self.axis]))
 
 
 def _along(x: TensorType, axis: int) -> TensorType:

@@ -35,6 +35,7 @@ from monograph.ops.base import (
     layer_operations,
     narrow,
     same_dtype,
+    widen,
 )
 
 COLUMN_ELEMENTS = 1 << 23
@@ -227,6 +228,27 @@ class Conv(Op):
 
     def accumulation_length(self, *types: TensorType) -> int:
         return known_product(types[1].dims[1:])
+
+    def operand_error_scale(self, index: int, *operands: Array) -> Array | None:
+        """Return the largest magnitude of the tile, or of the kernel, that holds an element.
+
+        None unless Winograd's transform may compute the convolution: that sums whole tiles.
+        """
+        w = operands[1]
+        if w.shape[2:] != (3, 3) or self.groups != 1 or {*self.strides, *self.dilations} != {1}:
+            return None
+        found = np.nan_to_num(np.abs(widen(operands[index])), nan=0.0, posinf=0.0)
+        if index == 1:
+            return np.broadcast_to(found.max(axis=(2, 3), keepdims=True, initial=0.0), w.shape)
+        first = 1 if self.layout == wi.CHANNELS_LAST else 2
+        for axis in (first, first + 1):
+            for by in (1, 2, 2):  # five pixels either way: a tile has six
+                rows = np.moveaxis(found, axis, 0)
+                larger = rows.copy()
+                larger[by:] = np.maximum(larger[by:], rows[:-by])
+                larger[:-by] = np.maximum(larger[:-by], rows[by:])
+                found = np.moveaxis(larger, 0, axis)
+        return found
 
     def operations(self, value: Value) -> float:
         if not value.tensor.is_static:

@@ -81,6 +81,7 @@ class Neg(Unary):
 
     narrowing = Narrowing.ARITHMETIC
     never_larger = linear = makes_angles = True
+    rounds = False
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample("i8[5]"))
 
@@ -100,6 +101,7 @@ class Abs(Unary):
 
     narrowing = Narrowing.ARITHMETIC
     never_larger = keeps_small = True
+    rounds = False
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample("i32[5]"))
 
@@ -119,6 +121,7 @@ class Sign(Unary):
 
     narrowing = Narrowing.ARITHMETIC
     within_one = level = True
+    rounds = False
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample([0.0, -0.0, inf, -inf]), sample("i64[5]"))
 
@@ -146,6 +149,7 @@ class Clip(Unary):
 
     narrowing = Narrowing.ARITHMETIC
     makes_angles = keeps_small = makes_scores = True
+    rounds = False
     samples = (sample("f32[4, 3]", lo=0.0, hi=6.0), sample([float("nan"), 9.0], hi=1.0))
 
     def compute(self, x: Array) -> Array:
@@ -388,6 +392,7 @@ class Min(BinaryArithmetic):
 
     narrowing = Narrowing.ARITHMETIC
     adds_terms = makes_angles = keeps_small = True
+    rounds = False
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
 
@@ -413,6 +418,7 @@ class Max(BinaryArithmetic):
 
     narrowing = Narrowing.ARITHMETIC
     adds_terms = makes_angles = keeps_small = True
+    rounds = False
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
 
@@ -444,6 +450,7 @@ class Where(Elementwise):
 
     narrowing = Narrowing.ARITHMETIC
     adds_terms = linear = makes_angles = makes_scores = True
+    rounds = False
     samples = (sample("bool[4, 1]", "f32[4, 3]", "f32[3]"), sample("bool[2]", "i64[2]", "i64[]"))
 
     def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:

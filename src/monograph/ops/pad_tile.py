@@ -67,6 +67,7 @@ class Pad(Op):
 
     narrowing = Narrowing.MOVE
     passes = True
+    rounds = False
     samples = (
         sample("f32[2, 3]", before=(0, 1), after=(2, 0)),
         sample("f32[2, 3]", 1.5, before=(1, 1), after=(0, -1)),

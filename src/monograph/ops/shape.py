@@ -342,6 +342,7 @@ class Concat(Op):
 
     narrowing = Narrowing.MOVE
     adds_terms = True
+    rounds = False
     samples = (
         sample("f32[2, 3]", "f32[2, 1]", "f32[2, 2]", axis=1),
         sample("i64[2]", "i64[0]", axis=-1),

@@ -32,6 +32,7 @@ from monograph.ops.base import (
     check_kinds,
     narrow,
     normalise_axis,
+    widen,
 )
 
 
@@ -132,6 +133,11 @@ class Dft(Op):
     def accumulation_length(self, *types: TensorType) -> int:
         return known_product([types[0].dims[self.axis] if self.length is None else self.length])
 
+    def error_scale(self, result: Array, *operands: Array) -> Array:
+        """A fast transform sums all of a row for each of its elements."""
+        y = np.abs(widen(result))
+        return np.asarray(y + np.sqrt(np.mean(y**2, axis=(self.axis, -1), keepdims=True)))
+
 
 @dataclass(frozen=True)
 class Frames(Op):
@@ -145,6 +151,7 @@ class Frames(Op):
     step: int
 
     view = linear = True
+    rounds = False
     samples = (
         sample("f32[2, 9]", axis=1, length=4, step=2),
         sample("f32[7, 2]", axis=0, length=3, step=3),

@@ -81,7 +81,7 @@ class TreeEnsemble(Op):
     out: DType = f32
 
     host_reason = "an op of classical models"
-    costly = True
+    costly = sums_constants = True
     samples = (
         sample(_ROWS, **_stump()),
         sample(_ROWS, **_stump(aggregate="min")),

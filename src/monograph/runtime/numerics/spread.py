@@ -32,17 +32,10 @@ from monograph.errors import MonographError
 from monograph.ir import Array, Constant, Graph, TensorType, Value, from_numpy, subgraphs
 from monograph.ir.evaluate import apply
 from monograph.ops import elementwise as ew
-from monograph.ops.attention import Attention
 from monograph.ops.cast import Cast
-from monograph.ops.composite import Gelu, LogSoftmax
-from monograph.ops.conv import Conv
 from monograph.ops.deferred import Deferred
-from monograph.ops.functions import Erf, Sigmoid, Tanh
 from monograph.ops.linear import Dot
-from monograph.ops.signal import Dft
-from monograph.ops.trees import TreeEnsemble
-from monograph.ops.window import CHANNELS_LAST
-from monograph.program.fusion.op_classes import coded, is_join, is_view
+from monograph.program.fusion.op_classes import coded
 from monograph.runtime.numerics.compare import OutputPath, distance, flatten, has_nan, wide
 from monograph.runtime.numerics.tolerance import (
     F32_EPSILON,
@@ -65,10 +58,6 @@ SEEDS = ((0, 1), (1, 1), (0, -1), (1, -1), (2, 1), (3, 1), (4, 1), (5, 1))
 may show movements of one sign alone."""
 CHANCE = 8.0
 """The factor by which two runs may move an element too little by chance."""
-_EXACT = (ew.Neg, ew.Abs, ew.Sign, ew.Clip, ew.Min, ew.Max, ew.Where)
-"""Ops that round nothing, beside views and joins."""
-_SATURATING = (Erf, Sigmoid, Tanh)
-"""Functions whose results are whole numbers by rounding alone."""
 _UNDERFLOWING = (ew.Mul, ew.Div, Cast)
 """Ops that give 0 for finite numbers other than 0 only where the result underflows."""
 _OVERFLOWING = (*_UNDERFLOWING, ew.Add, ew.Sub)
@@ -252,7 +241,7 @@ class _Noise:
         result = list(arguments)
         relative, to_row = size
         for i in floats if relative else ():
-            scales = _tile_scale(value, i, arguments[i])
+            scales = value.op.operand_error_scale(i, *arguments)
             result[i] = self._scaled(arguments[i], relative, scales=scales)
         if to_row and _is_float(arguments[0]):
             x = wide(result[0])
@@ -271,15 +260,14 @@ class _Noise:
             return math.sqrt(max(inner, default=0.0)), 0.0
         if terms <= 1:
             return 0.0, 0.0
-        if not isinstance(value.type, TensorType) or isinstance(value.op, Attention):
-            # Several results, or the weights of an attention: rounded before they are used.
+        if not isinstance(value.type, TensorType) or value.op.rounds_between:
             return math.sqrt(own_variance(value)), 0.0
         if not value.type.dtype.is_float:
             return 0.0, 0.0
         eps = min(epsilon(value.type.dtype), F32_EPSILON)
         relative = eps if value.op.same_signs else math.sqrt(terms - 1) * eps
-        if isinstance(value.op, TreeEnsemble):
-            relative = 0.0  # a threshold is exact, and what is summed is no operand
+        if value.op.sums_constants:
+            relative = 0.0
         if self._tf32 and len(value.inputs) > 1 and eps == F32_EPSILON:
             relative = math.hypot(relative, TF32_EPSILON)
         to_row = 0.0
@@ -299,24 +287,14 @@ class _Noise:
             return result
         if not _is_float(result):
             return self._step(value, result) if own_variance(value) > 0 else result
-        if isinstance(value.op, _EXACT) or value.op.passes or is_view(value) or is_join(value):
+        if not value.op.rounds:
             return _cast(result, dtype.numpy)
         size = epsilon(dtype)
-        if value.op.same_signs or isinstance(value.op, TreeEnsemble):
+        if value.op.same_signs or value.op.sums_constants:
             size = math.sqrt(own_variance(value))  # such sums are off by a factor
-        scales = None
-        if isinstance(value.op, Gelu):
-            # The definition sums 1 and an error function of nearly -1, and multiplies that by x.
-            scales = np.abs(wide(result)) + np.abs(wide(operands[0])) / 2
-        elif isinstance(value.op, LogSoftmax):
-            # The logarithm of a sum is off by as much as the sum, relative to itself.
-            scales = np.abs(wide(result)) + math.sqrt(contraction(value))
-        elif isinstance(value.op, Dft):
-            # A fast transform sums all of a row for each of its elements.
-            y = np.abs(wide(result))
-            scales = y + np.sqrt(np.mean(y**2, axis=(value.op.axis, -1), keepdims=True))
+        scales = value.op.error_scale(result, *operands)
         moved = self._scaled(result, size, dtype.numpy, scales)
-        rounds = contraction(value) > 1 or isinstance(value.op, _SATURATING)
+        rounds = contraction(value) > 1 or value.op.saturates
         if rounds or result.dtype.kind == "c":
             return moved
         y = wide(result)
@@ -391,30 +369,6 @@ def _without_lost(x: Any, power: int) -> Any:
         return x
     limits = np.finfo(np.float64 if x.dtype == np.float64 else np.float32)
     return np.where(np.abs(wide(x)) < float(limits.tiny) ** (1 / power), x.dtype.type(0), x)
-
-
-def _tile_scale(value: Value, index: int, x: Array) -> Array | None:
-    """The largest magnitude of the tile, or of the kernel, that an element is transformed with.
-
-    None unless Winograd's transform may compute the convolution: that sums whole tiles.
-    """
-    op = value.op
-    if not isinstance(op, Conv) or value.inputs[1].tensor.dims[2:] != (3, 3):
-        return None
-    if op.groups != 1 or {*op.strides, *op.dilations} != {1}:
-        return None
-    found = np.nan_to_num(np.abs(wide(x)), nan=0.0, posinf=0.0)
-    if index == 1:
-        return np.broadcast_to(found.max(axis=(2, 3), keepdims=True, initial=0.0), x.shape)
-    first = 1 if op.layout == CHANNELS_LAST else 2
-    for axis in (first, first + 1):
-        for by in (1, 2, 2):  # five pixels either way: a tile has six
-            rows = np.moveaxis(found, axis, 0)
-            larger = rows.copy()
-            larger[by:] = np.maximum(larger[by:], rows[:-by])
-            larger[:-by] = np.maximum(larger[:-by], rows[by:])
-            found = np.moveaxis(larger, 0, axis)
-    return found
 
 
 def _all_nonzero(operands: Sequence[Any]) -> Array:
