@@ -90,12 +90,7 @@ def check(before: Graph, to: str = "f16", feeds: dict[str, Any] | None = None) -
 
 def compare(before: Graph, after: Graph, feeds: dict[str, Any]) -> None:
     expected, given = (run(graph, feeds) for graph in (before, after))
-    allowed = tolerances(after, feeds, narrowed=True)
-    if any(isinstance(v.type, TensorType) and str(v.dtype) == "f16" for v in after.values):
-        # A number that went through f16 is a multiple of its smallest denormal.
-        step = float(np.finfo(np.float16).smallest_subnormal)
-        allowed = {n: replace(t, atol=t.atol + step / 2) for n, t in allowed.items()}
-    found = compare_outputs(given, expected, allowed)
+    found = compare_outputs(given, expected, tolerances(after, feeds, narrowed=True))
     assert not [d for d in found if not d.ok]
 
 

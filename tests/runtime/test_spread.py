@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.ir import Graph, Value, constant, evaluate
-from monograph.ir.dtype import f16, f32, i64, u8
+from monograph.ir.dtype import f16, f32, i8, i32, i64, u8
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
@@ -108,13 +108,40 @@ def test_integers_that_rounding_decides_are_excused_only_where_asked_for() -> No
     assert not held(graph, apart, np.asarray(np.int64(0)), ties=True).ok
 
 
-def test_a_quantiser_may_be_off_by_a_step() -> None:
-    codes = Quantize(u8)(value("f32[6]"), constant(np.float32(0.1)), constant(np.uint8(3)))
+def test_a_quantiser_may_be_off_by_a_step_at_an_edge() -> None:
+    """An element at an edge between two steps may take either; others may not."""
+    third = Mul()(value("f32[4]"), constant(np.float32(1 / 3)))
+    codes = Quantize(u8)(third, constant(np.float32(0.1)), constant(np.uint8(3)))
     graph = graph_of(Mul()(Cast(f32)(codes), constant(np.float32(1e-3))))
-    feeds = {"x": np.float32([0.3, 1.2, 5.1, 2.2, 0.7, 9.9])}
+    feeds = {"x": np.float32([0.75, 1.2, 1.35, 0.7501])}
     right = evaluate(graph, feeds)[0]
-    assert held(graph, feeds, right + np.float32(1e-3)).ok
-    assert not held(graph, feeds, right + np.float32([0, 0, 0.02, 0, 0, 0])).ok
+    for at, step in ((0, 1), (2, 1)):
+        either = [right.copy(), right.copy()]
+        either[0][at] += np.float32(1e-3)
+        either[1][at] -= np.float32(1e-3)
+        assert [held(graph, feeds, y).ok for y in either].count(True) >= step
+    for at in (1, 3):
+        for off in (1e-3, -1e-3):
+            wrong = right.copy()
+            wrong[at] += np.float32(off)
+            assert held(graph, feeds, wrong).worst == (at,)
+            assert not held(graph, feeds, wrong).ok
+    wrong = right.copy()
+    wrong[0] += np.float32(0.02)
+    assert not held(graph, feeds, wrong).ok
+
+
+def test_a_step_at_an_edge_reaches_the_sums_behind_it() -> None:
+    """Rows of integers are summed: the row with an element at an edge may move, by one step."""
+    scaled = Mul()(value("f32[3, 4]"), constant(np.float32(1 / 3)))
+    codes = Quantize(i8)(scaled, constant(np.float32(0.1)))
+    weights = constant(np.int8([[7], [-3], [5], [2]]))
+    product = Dot(i32)(codes, weights)
+    graph = graph_of(Mul()(Cast(f32)(product), constant(np.float32(0.1))))
+    x = np.float32([[0.3, 0.6, 0.9, 1.2], [0.75, 0.6, 0.9, 1.2], [0.3, 0.6, 0.9, 1.2]])
+    moved = reach(graph, {"x": x})[-1][:, 0]
+    assert max(moved[0], moved[2]) < 1e-5
+    assert 0.7 <= moved[1] <= 4 * 0.7 + 1e-5
 
 
 def convolved(size: int) -> Value:
@@ -191,6 +218,19 @@ def test_numbers_that_f16_loses_may_be_kept() -> None:
     assert held(graph, feeds, np.float32([1e-8, 0, np.inf])).ok
     assert held(graph, feeds, np.float32([1e-6, 0, np.inf])).worst == (0,)
     assert held(graph, feeds, np.float32([1e-8, 1e-8, np.inf])).worst == (1,)
+
+
+def test_a_sigmoid_that_f16_loses_may_be_kept() -> None:
+    graph = graph_of(Cast(f32)(Sigmoid()(Cast(f16)(value("f32[4]")))))
+    feeds = {"x": np.float32([-17.35, -18, -40, -8])}
+    exact = Sigmoid().reference(np.float16(feeds["x"]).astype(np.float32))
+    assert evaluate(graph, feeds)[0][1] == 0
+    assert held(graph, feeds, exact).ok
+    for at in range(4):
+        wrong = exact.copy()
+        wrong[at] += np.float32(1e-6 if at < 3 else 3e-5)
+        assert held(graph, feeds, wrong).worst == (at,)
+        assert not held(graph, feeds, wrong).ok
 
 
 def test_a_number_that_overflows_in_f16_may_be_kept_up_to_an_output() -> None:

@@ -6,11 +6,12 @@ The reference runs again with every value disturbed by what a correct implementa
 - the operands of a sum of K terms move by sqrt(K - 1) * acc, each element relative to itself. A
   computed sum is the exact sum of terms that are off by so much (backward error), so an element
   moves at the scale of the terms that were summed into it: of nothing else in the tensor;
-- an integer of at most 8 bits that is rounded from a float moves by a step;
-- a denormal may become 0, and a 0 that is an underflow in f16 or f8 a denormal;
+- an integer of at most 8 bits that is rounded from a float moves by a step where `MARGIN` times the
+  movement of its operands crosses an edge between two steps;
+- a denormal may become 0;
 - an element may become 0 where a norm sums its power, and that is a denormal of the accumulator;
-- an infinity that is an overflow in f16, of a value that is no output, may become the largest
-  number: kernels keep f32 between two ops.
+- a 0 that is an underflow in f16 or bf16 may become a denormal, and an infinity that is an overflow
+  the largest number, except in an output: kernels keep f32 between two ops.
 
 Elements that are whole numbers keep their value unless they are sums or limits of a function: sizes
 and positions are exact. The root mean square of the movement over a few runs is the *spread* of an
@@ -20,8 +21,8 @@ element ([ADR 16](docs/adr/0016-tolerances-are-per-element.md)).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,10 +30,9 @@ import ml_dtypes
 import numpy as np
 
 from monograph.errors import MonographError
-from monograph.ir import Array, Constant, Graph, TensorType, Value, from_numpy, subgraphs
+from monograph.ir import Array, Constant, DType, Graph, Op, TensorType, Value, from_numpy, subgraphs
+from monograph.ir.dtype import bf16, f16, f64
 from monograph.ir.evaluate import apply
-from monograph.ops import elementwise as ew
-from monograph.ops.cast import Cast
 from monograph.ops.deferred import Deferred
 from monograph.ops.linear import Dot
 from monograph.program.fusion.op_classes import coded
@@ -51,17 +51,15 @@ from monograph.runtime.numerics.tolerance import (
 )
 from monograph.runtime.walk import STRUCTURE, draws
 
-RUNS = (2, 8)
-"""Disturbed runs in all: the second number where the first leaves an element unexplained."""
-SEEDS = ((0, 1), (1, 1), (0, -1), (1, -1), (2, 1), (3, 1), (4, 1), (5, 1))
+RUNS = (2, 8, 16)
+"""Disturbed runs in all: each next number where the one before leaves an element unexplained."""
+SEEDS = ((0, 1), (1, 1), (0, -1), (1, -1), *((seed, 1) for seed in range(2, 22)))
 """The seed and the sign of each run. Two runs have opposite twins, because a function such as Silu
-may show movements of one sign alone."""
+may show movements of one sign alone. Others stand in for runs that decide another shape."""
 CHANCE = 8.0
 """The factor by which two runs may move an element too little by chance."""
-_UNDERFLOWING = (ew.Mul, ew.Div, Cast)
-"""Ops that give 0 for finite numbers other than 0 only where the result underflows."""
-_OVERFLOWING = (*_UNDERFLOWING, ew.Add, ew.Sub)
-"""Ops that give an infinity for such numbers only where the result overflows."""
+RARE = 16
+"""Steps are rare where so many times the movement of an element is at most a step."""
 _FAILURES = (MonographError, ValueError, LookupError, ArithmeticError)
 
 
@@ -118,12 +116,12 @@ class Spread:
         self._tf32, self._narrowed = tf32, narrowed
         self._coded = math.sqrt(coded_variance)
         self._runs: list[dict[OutputPath, Any]] = []
-        self._tried = 0
+        self._tried = self._failed = 0
 
     def reach(self, place: OutputPath, any_row: bool = False) -> Iterator[Array]:
         """Yield how far roundings may move each element: from few runs first, then from more.
 
-        Yield nothing if that is unknown: the shape moves, or every disturbed run fails. With
+        Yield nothing if that is unknown: no disturbed run gives the same shape, or all fail. With
         `any_row` rows have no order, so all get the reach of the farthest.
         """
         if draws(self._values):
@@ -132,15 +130,17 @@ class Spread:
             self._run(runs)
             moved = self._moved(place)
             if moved is None:
-                return
+                continue
             if any_row and moved.ndim > 1:
                 moved = np.broadcast_to(moved.max(axis=-2, keepdims=True), moved.shape)
             yield MARGIN * moved
 
     def _moved(self, place: OutputPath) -> Array | None:
-        base = np.asarray(self._base[0].get(place))
+        base = np.asarray(self._base.outputs.get(place))
+        # A rounding may decide a size. A run that decides otherwise tells nothing of this result.
         others = [np.asarray(r[place]) for r in self._runs if place in r]
-        if not others or any(o.shape != base.shape for o in others):
+        others = [o for o in others if o.shape == base.shape]
+        if not others:
             return None
         if base.dtype.kind in "OUSTiub":
             # These do not round: what rounding can change at all may become anything.
@@ -154,33 +154,30 @@ class Spread:
         return np.maximum(moved, np.minimum(usual, CHANCE * moved))
 
     @cached_property
-    def _base(self) -> tuple[dict[OutputPath, Any], set[Value]]:
-        """The outputs of the undisturbed run, and its values that have a NaN."""
-        with_nan: set[Value] = set()
-        kept = self._evaluate(lambda v, x: x, lambda v, y, x: y, set(), with_nan)
-        return flatten(kept), with_nan
+    def _base(self) -> _Base:
+        found = _Base()
+        found.outputs = flatten(self._evaluate(found, None))
+        return found
 
     def _run(self, runs: int) -> None:
-        while self._tried < runs:
-            noise = _Noise(*SEEDS[self._tried], self._tf32, self._narrowed, self._coded)
+        shapes = _shapes(self._base.outputs)
+        while sum(_shapes(r) == shapes for r in self._runs) + self._failed < runs:
+            if self._tried == len(SEEDS):
+                return
+            seed, sign = SEEDS[self._tried]
+            noise = _Noise(seed, sign, self._base, self._tf32, self._narrowed, self._coded)
             self._tried += 1
             try:
-                made = self._evaluate(noise.operands, noise.result, self._base[1], None, noise)
+                made = self._evaluate(self._base, noise)
             except _FAILURES:
                 # A disturbed size or index is out of range, or a disturbed number is outside the
                 # domain of a function. That run tells nothing, and excuses nothing.
+                self._failed += 1
                 continue
             self._runs.append(flatten(made))
 
-    def _evaluate(
-        self,
-        operands: Callable[[Value, list[Any]], list[Any]],
-        result: Callable[[Value, Any, list[Any]], Any],
-        with_nan: Collection[Value],
-        found_nan: set[Value] | None,
-        noise: _Noise | None = None,
-    ) -> dict[str, Any]:
-        """The outputs; a NaN in a value that is not in `with_nan` is an error, or is noted."""
+    def _evaluate(self, base: _Base, noise: _Noise | None) -> dict[str, Any]:
+        """Return the outputs of a disturbed run; without noise, fill the base."""
         results: dict[Value, Any] = {}
         uses: dict[Value, int] = {}
         for value in self._values:
@@ -192,14 +189,15 @@ class Spread:
         for value in self._values:
             if value not in results:
                 taken = [results[v] for v in value.inputs]
-                made = apply(value, operands(value, taken))
-                results[value] = result(value, made, taken)
-                if noise is not None and value not in kept:
-                    results[value] = noise.held(value, results[value], made, taken)
-                if has_nan(results[value]) and value not in with_nan:
-                    if found_nan is None:
+                if noise is None:
+                    results[value] = apply(value, taken)
+                    base.note(value, results[value], taken)
+                else:
+                    made = apply(value, noise.operands(value, taken))
+                    moved = noise.result(value, made, taken)
+                    results[value] = moved if value in kept else noise.kept(value, moved, taken)
+                    if has_nan(results[value]) and value not in base.with_nan:
                         raise ArithmeticError(f"{value.op.name} of disturbed operands is NaN")
-                    found_nan.add(value)
             for v in value.inputs:
                 uses[v] -= 1
                 if uses[v] == 0 and v not in kept:
@@ -207,14 +205,29 @@ class Spread:
         return {name: results[v] for name, v in self._outputs}
 
 
+@dataclass
+class _Base:
+    """The undisturbed run: its outputs, values that have a NaN, and the operands of quantisers."""
+
+    outputs: dict[OutputPath, Any] = field(default_factory=dict)
+    with_nan: set[Value] = field(default_factory=set)
+    quantised: dict[Value, list[Any]] = field(default_factory=dict)
+
+    def note(self, value: Value, result: Any, operands: list[Any]) -> None:
+        if has_nan(result):
+            self.with_nan.add(value)
+        if not _is_float(result) and own_variance(value) > 0:
+            self.quantised[value] = operands
+
+
 class _Noise:
     """The disturbance of one run."""
 
     def __init__(
-        self, seed: int, sign: int, tf32: bool, narrowed: bool, coded_error: float
+        self, seed: int, sign: int, base: _Base, tf32: bool, narrowed: bool, coded_error: float
     ) -> None:
         self._generator = np.random.default_rng(seed)
-        self._sign = sign
+        self._sign, self._base = sign, base
         self._tf32, self._narrowed, self._coded = tf32, narrowed, coded_error
 
     def _draw(self, shape: tuple[int, ...]) -> Array:
@@ -286,7 +299,7 @@ class _Noise:
         if isinstance(value.op, STRUCTURE) and not narrow:
             return result
         if not _is_float(result):
-            return self._step(value, result) if own_variance(value) > 0 else result
+            return self._step(value, result, operands) if value in self._base.quantised else result
         if not value.op.rounds:
             return _cast(result, dtype.numpy)
         size = epsilon(dtype)
@@ -299,37 +312,53 @@ class _Noise:
             return moved
         y = wide(result)
         whole = (np.rint(y) == y) & (np.abs(y) < 1 / (16 * size))
-        moved = np.where(whole, _cast(result, dtype.numpy), moved)
-        if isinstance(value.op, _UNDERFLOWING) and dtype.bits < 32:
-            step = float(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)  # type: ignore[no-untyped-call]
-            lost = (y == 0) & _all_nonzero(operands)
-            moved = np.where(lost, _cast(step * self._draw(y.shape), dtype.numpy), moved)
-        return moved
+        return np.where(whole, _cast(result, dtype.numpy), moved)
 
-    def held(self, value: Value, moved: Any, made: Any, operands: list[Any]) -> Any:
-        """A moved result, some of its overflows held at the largest number of the dtype."""
-        if not isinstance(value.type, TensorType) or value.type.dtype.bits >= 32:
-            return moved
-        if not _is_float(made) or made.dtype.kind == "c":
-            return moved
-        overflows = np.isinf(wide(moved))
-        if isinstance(value.op, _OVERFLOWING):
-            overflows &= _all_nonzero(operands)
-        else:
-            overflows &= np.isfinite(wide(made))  # a sum, which was made in f32
-        if not overflows.any():
-            return moved
-        largest = float(ml_dtypes.finfo(moved.dtype).max)  # type: ignore[no-untyped-call]
-        overflows &= self._draw(moved.shape) > 0
-        return np.where(overflows, np.copysign(largest, wide(moved)), wide(moved)).astype(
-            moved.dtype
-        )
+    def kept(self, value: Value, moved: Any, operands: list[Any]) -> Any:
+        """A moved result in f16 or bf16 with some of the numbers that the type loses.
 
-    def _step(self, value: Value, result: Array) -> Array:
-        """A quantised result, moved by a step up or down or not at all."""
-        limits = ml_dtypes.iinfo(result.dtype)  # type: ignore[no-untyped-call]
-        moved = np.rint(result.astype(np.float64) + self._draw(result.shape) / 2)
-        return np.clip(moved, limits.min, limits.max).astype(result.dtype)
+        An underflow becomes a denormal, and an overflow the largest number.
+        """
+        if not isinstance(value.type, TensorType) or value.type.dtype not in (f16, bf16):
+            return moved
+        if isinstance(value.op, STRUCTURE) or not value.op.rounds or subgraphs(value.op):
+            return moved
+        y = wide(moved)
+        lost, over = y == 0, np.isinf(y)
+        if not (lost | over).any():
+            return moved
+        limits = ml_dtypes.finfo(value.type.dtype.numpy)  # type: ignore[no-untyped-call]
+        exact = _unrounded(value, operands)
+        drawn = self._draw(y.shape)
+        least = np.copysign(float(limits.smallest_subnormal), drawn)
+        y = np.where(lost & (exact != 0), least, y)
+        over &= np.isfinite(exact) & (drawn > 0)
+        return _cast(np.where(over, np.copysign(float(limits.max), y), y), moved.dtype)
+
+    def _step(self, value: Value, result: Array, operands: list[Any]) -> Array:
+        """A quantised result, moved by a step where `MARGIN` times its movement crosses an edge.
+
+        Elements that move by a good part of a step cross edges often enough by themselves. The
+        quotient of a quantiser is rounded before it becomes an integer.
+        """
+        before = self._base.quantised[value]
+        if any(np.shape(a) != np.shape(b) for a, b in zip(before, operands, strict=True)):
+            return result
+        floats = [i for i, x in enumerate(before) if _is_float(x)]
+        moved = list(operands)
+        moved[floats[0]] = self._scaled(operands[floats[0]], F32_EPSILON)
+        by = {i: wide(moved[i]) - wide(before[i]) for i in floats}
+
+        def at(times: float) -> Array:
+            given = list(operands)
+            for i in floats:
+                off = np.where(np.isfinite(by[i]), times * by[i], 0.0)
+                given[i] = _cast(wide(before[i]) + off, before[i].dtype)
+            return wide(apply(value, given))
+
+        y, still = wide(result), at(0)
+        rare = (y == still) & (np.abs(at(RARE) - still) <= 1)
+        return np.where(rare, at(MARGIN), y).astype(result.dtype)
 
     def _scaled(self, x: Array, size: float, to: Any = None, scales: Array | None = None) -> Array:
         """An array whose elements are off by `size` of themselves; 0 and infinities stay.
@@ -343,14 +372,19 @@ class _Noise:
             magnitude = np.abs(y)
             drawn = self._draw(y.shape)
             scales = magnitude if scales is None else scales
-            step = np.maximum(size * scales, float(limits.smallest_subnormal))
-            moved = y + step * drawn if y.dtype.kind != "c" else y * (1 + size * drawn)
+            least = np.copysign(float(limits.smallest_subnormal), drawn)
+            off = np.where(size * scales < np.abs(least), least, size * scales * drawn)
+            moved = y + off if y.dtype.kind != "c" else y * (1 + size * drawn)
             flushed = (magnitude < float(limits.tiny)) & (drawn < 0) & (limits.tiny < 1e-30)
             moved = np.where(flushed, 0.0, moved)
         kept = (scales == 0) | ~np.isfinite(y) | ~np.isfinite(scales)
         # Operands below f32 are widened, or the error of an f32 sum would be rounded away.
         wider = np.float32 if to is x.dtype and x.dtype.itemsize < 4 else to
         return _cast(np.where(kept, y, moved), wider)
+
+
+def _shapes(outputs: Mapping[OutputPath, Any]) -> dict[OutputPath, tuple[int, ...]]:
+    return {place: np.shape(x) for place, x in outputs.items()}
 
 
 def _terms(value: Value, arguments: Sequence[Any]) -> int:
@@ -371,13 +405,12 @@ def _without_lost(x: Any, power: int) -> Any:
     return np.where(np.abs(wide(x)) < float(limits.tiny) ** (1 / power), x.dtype.type(0), x)
 
 
-def _all_nonzero(operands: Sequence[Any]) -> Array:
-    """Return a mask of the elements with no operand that is 0, infinite or NaN."""
-    found = np.asarray(True)
-    for x in operands:
-        y = wide(x) if _is_float(x) else np.zeros(np.shape(x))
-        found = found & (y != 0) & np.isfinite(y)
-    return found
+def _unrounded(value: Value, operands: Sequence[Any]) -> Array:
+    """Return a result in f64, before it is rounded to its element type."""
+    types = {n: f64 for n, a in value.op.attributes.items() if isinstance(a, DType) and a.is_float}
+    op: Op = replace(value.op, **types)  # type: ignore[type-var]
+    with np.errstate(all="ignore"):
+        return np.asarray(op.reference(*(wide(x) if _is_float(x) else x for x in operands)))
 
 
 def _is_float(x: Any) -> bool:
