@@ -10,7 +10,7 @@ import pytest
 import monograph
 from monograph.errors import ExecutionError, FeedError, ModelError
 from monograph.ir import Input, parse_type
-from monograph.ops.require import Require
+from monograph.ops.deferred import Require
 from tests.frontend.nodes import Given, node_model, run_node
 
 

@@ -11,9 +11,8 @@ from monograph.errors import ExecutionError, InferError
 from monograph.ir import Graph, Input, TensorType, evaluate
 from monograph.ir.dtype import f32, i32
 from monograph.ops import conv as conv_module
-from monograph.ops.conv import Conv
+from monograph.ops.conv import Conv, DeformConv
 from monograph.ops.conv_transpose import ConvTranspose
-from monograph.ops.deform import DeformConv
 from monograph.ops.window import SAME_LOWER, SAME_UPPER
 from tests.ops.windows import apply, naive_conv, typed
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import parse_type
-from monograph.ops.image_decode import BGR, GREY, DecodeImage
+from monograph.ops.image import BGR, GREY, DecodeImage
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
 

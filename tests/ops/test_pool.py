@@ -11,8 +11,7 @@ from monograph.errors import ExecutionError, InferError
 from monograph.ir import Graph, Input, TensorType, constant, evaluate
 from monograph.ir.dtype import f32
 from monograph.ops.deferred import deferred
-from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool
-from monograph.ops.unpool import MaxUnpool
+from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, MaxUnpool
 from monograph.ops.window import SAME_LOWER, SAME_UPPER
 from tests.ops.windows import apply, typed
 

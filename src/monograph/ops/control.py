@@ -36,7 +36,6 @@ from monograph.ir.dtype import boolean, f32, i64
 from monograph.ir.types import merge_dims
 from monograph.ops import elementwise as ew
 from monograph.ops.base import as_tensor, check_allocation, normalise_axis
-from monograph.ops.stacking import stacks_for
 from monograph.ops.subgraph import (
     check_fits,
     close,
@@ -45,6 +44,7 @@ from monograph.ops.subgraph import (
     join,
     refine,
     specialise,
+    stacks_for,
     symbols,
     truth,
 )

@@ -1,4 +1,4 @@
-"""Ops whose attributes are known only at run time.
+"""Ops whose attributes are known only at run time, and conditions on sizes (`Require`).
 
 ONNX passes shapes, axes and sizes as tensors. Nearly always they are constants, or become so when
 the model's dimensions are bound, and then the canonical op carries them as attributes. Until then
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from monograph.errors import InferError
+from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
 from monograph.ir.affine import NUMBER, Demand, Known
 from monograph.ir.evaluate import check_fits
-from monograph.ops.base import as_tensor
+from monograph.ops.base import as_tensor, same_dtype
 
 
 @dataclass(frozen=True)
@@ -124,3 +124,30 @@ def settle(value: Value) -> Value:
     if len(data) < len(value.op.late):
         return value
     return value.op.settled(data)(*value.inputs[:count])
+
+
+@dataclass(frozen=True)
+class Require(Op):
+    """x itself, where two vectors of sizes agree; where they do not, the run fails.
+
+    Frontends put it where a rule of theirs would otherwise hold for known sizes only.
+    """
+
+    rule: str
+
+    samples = (
+        sample("f32[2, 3]", [2, 3], [2, 3], rule="sizes agree"),
+        sample("i64[0]", 0, 0, rule="sizes agree"),
+    )
+
+    def infer(self, x: Type, expected: TensorType, given: TensorType) -> Type:
+        if not same_dtype(expected, given).is_integer:
+            raise InferError("sizes are integers", given=expected)
+        if None not in (expected.shape, given.shape) and expected.rank != given.rank:
+            raise InferError("sizes agree in number", expected=expected, given=as_tensor(given))
+        return x
+
+    def reference(self, x: Any, expected: Array, given: Array) -> Any:
+        if not np.array_equal(expected, given):
+            raise ExecutionError(self.rule, expected=expected.tolist(), given=given.tolist())
+        return x

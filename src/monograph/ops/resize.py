@@ -31,7 +31,7 @@ from monograph.ops.base import (
     check_kinds,
     normalise_axis,
 )
-from monograph.ops.interpolate import TAPS
+from monograph.ops.image import TAPS
 from monograph.ops.resample import (
     COORDINATES,
     CROP,

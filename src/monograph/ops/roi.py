@@ -12,7 +12,7 @@ from monograph.ir import UNKNOWN, Array, Op, TensorType, Type, from_numpy, sampl
 from monograph.ir.dtype import FLOAT, i64
 from monograph.ir.types import merge_dims
 from monograph.ops.base import as_tensor, check_allocation, check_kinds, same_dtype
-from monograph.ops.interpolate import sampling_gain
+from monograph.ops.image import sampling_gain
 
 MAX_SAMPLES = 1 << 20
 """A region may be sampled this often along an axis: more is a box that cannot be meant."""

@@ -1,4 +1,4 @@
-"""Shared parts of ops with sub-graphs: types across the border, and rebuilt graphs.
+"""Shared parts of ops with sub-graphs: types across the border, rebuilt graphs, stacked results.
 
 A sub-graph is closed: what it reads from outside is passed to it. Symbols of its inputs' types are
 those of the enclosing graph; symbols that it makes up itself mean nothing outside, because the same
@@ -8,6 +8,11 @@ sub-graph may run on different data, so a result's type forgets them (`close`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import (
@@ -26,7 +31,8 @@ from monograph.ir import (
 )
 from monograph.ir.graph import input_op
 from monograph.ir.types import accepts, name_unknowns
-from monograph.ops.base import as_tensor
+from monograph.ir.verify import same_memory
+from monograph.ops.base import as_tensor, check_allocation
 
 VARIANT = "~loop"
 """The prefix of symbols for sizes that may change from iteration to iteration."""
@@ -182,3 +188,63 @@ def truth(data: Array) -> bool:
     if data.size != 1:
         raise ExecutionError("a condition has one element", given=[*data.shape])
     return bool(data.reshape(())[()])
+
+
+class Stack:
+    """Elements of one shape, collected in one array that doubles when it is full."""
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.count = 0
+        self.empty_shape = shape
+        self.dtype = dtype
+        self.buffer: Array | None = None
+
+    def push(self, x: Array) -> None:
+        if self.buffer is None:
+            self.buffer = np.empty((1, *x.shape), self.dtype)
+        if x.shape != self.buffer.shape[1:]:
+            raise ExecutionError(
+                "the elements of a collected result differ in shape",
+                expected=[*self.buffer.shape[1:]],
+                given=[*x.shape],
+            )
+        if self.count == len(self.buffer):
+            check_allocation((2 * self.count, *x.shape), self.dtype)
+            grown = np.empty((2 * self.count, *x.shape), self.dtype)
+            grown[: self.count] = self.buffer
+            self.buffer = grown
+        self.buffer[self.count] = x
+        self.count += 1
+
+    def result(self) -> Array:
+        if self.buffer is None:
+            return np.empty((0, *self.empty_shape), self.dtype)
+        return self.buffer[: self.count]
+
+
+def stacks_for(
+    elements: Sequence[Type], formals: Sequence[Type], shapes: Sequence[tuple[int, ...] | None]
+) -> list[Stack]:
+    """Return a collector for each result of a loop whose body takes data of these shapes."""
+    sizes = bind_symbols(formals, shapes)
+    made = []
+    for t in map(as_tensor, elements):
+        dims = (d if isinstance(d, int) else sizes.get(d, 0) for d in t.shape or ())
+        made.append(Stack(t.dtype.numpy, tuple(dims)))
+    return made
+
+
+_BODIES: WeakKeyDictionary[Graph, dict[int, Graph]] = WeakKeyDictionary()
+"""By the body of a loop, and how many states it has: the same with them donated, kept as long."""
+
+
+def state_donated(body: Graph, carried: int) -> Graph:
+    """Return a loop's body that may write new state over the old."""
+    bodies = _BODIES.setdefault(body, {})
+    known = bodies.get(carried)
+    if known is None:
+        names = zip(body.output_names[1:], body.input_names[2 : 2 + carried], strict=False)
+        types = zip(body.output_types[1:], body.input_types[2 : 2 + carried], strict=False)
+        alike = [p for p, (a, b) in zip(names, types, strict=True) if same_memory(a, b)]
+        known = bodies[carried] = replace(body, donations=tuple(alike))
+    return known

@@ -11,8 +11,8 @@ from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.control import Loop
-from monograph.ops.loop_donation import state_donated
 from monograph.ops.reduce import ReduceSum
+from monograph.ops.subgraph import state_donated
 from tests.cpu.against import check
 
 ROWS, COLUMNS = 12, 8

@@ -14,10 +14,9 @@ from monograph.ir import Value, constant, unpack
 from monograph.ir.dtype import f32
 from monograph.ops.cast import Cast
 from monograph.ops.control import Fail, If, Loop
-from monograph.ops.deferred import Deferred
+from monograph.ops.deferred import Deferred, Require
 from monograph.ops.elementwise import Add, Exp, Less, Mul, Neg
 from monograph.ops.reduce import ReduceSum
-from monograph.ops.require import Require
 from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.ops.sort import NonZero
 from monograph.program.dynamic import static_loops

@@ -8,11 +8,11 @@ import pytest
 from monograph.codegen.llvm.module.features import host_features
 from monograph.errors import ExecutionError
 from monograph.ir import Op
-from monograph.ops.deform import DeformConv
+from monograph.ops.conv import DeformConv
 from monograph.ops.elementwise import Abs
 from monograph.ops.image import GridSample
+from monograph.ops.pool import MaxUnpool
 from monograph.ops.roi import MaxRoiPool, RoiAlign
-from monograph.ops.unpool import MaxUnpool
 from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value

@@ -18,7 +18,7 @@ from monograph.ir import Input, constant, evaluate, tensor
 from monograph.ir.dtype import f32
 from monograph.ir.graph import Graph
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, check_result, lend
-from monograph.ops.image_decode import DecodeImage
+from monograph.ops.image import DecodeImage
 from monograph.ops.shape import Broadcast
 from tests.effort import at_most, check_linear
 from tests.frontend.untrusted.hostile import CALLS, info, model, refused

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from monograph.ir.dtype import f64
-from monograph.ops.interpolate import CUBIC_A, FAR, LINEAR, NEAREST, ZEROS
+from monograph.ops.image import CUBIC_A, FAR, LINEAR, NEAREST, ZEROS
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
 T = TypeVar("T")

@@ -19,10 +19,9 @@ from monograph.ir import UNKNOWN, Array, Dim, TensorType, Value, constant
 from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
-from monograph.ops.deferred import deferred
+from monograph.ops.deferred import Require, deferred
 from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Iota
-from monograph.ops.require import Require
 
 Size: TypeAlias = int | Value
 """A size: an int, or a scalar i64 computed at run time."""

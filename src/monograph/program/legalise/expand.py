@@ -24,8 +24,8 @@ from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.decoding import DecodeAttention
+from monograph.ops.deferred import Require
 from monograph.ops.linear import Dot
-from monograph.ops.require import Require
 from monograph.ops.resample import CROP, nearest_places
 from monograph.ops.resize import NEAREST, STRETCH, Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, ShapeOf, Slice, Transpose

@@ -38,7 +38,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, DType, Graph, TensorType, Value, known
 from monograph.ops.control import Fail, If, Loop, Scan
-from monograph.ops.require import Require
+from monograph.ops.deferred import Require
 from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.access import Indices

@@ -31,7 +31,7 @@ from monograph.codegen.llvm.module.kernel import (
 from monograph.codegen.llvm.module.memory import zero_halo
 from monograph.ir import Graph, Input, Item, TensorType, Value, known
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.loop_donation import state_donated
+from monograph.ops.subgraph import state_donated
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.access import counters
 from monograph.program.fusion.region import merge

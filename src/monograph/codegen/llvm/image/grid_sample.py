@@ -20,13 +20,13 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Value
 from monograph.ir.dtype import f64
-from monograph.ops.deform import DeformConv
-from monograph.ops.image import GridSample
-from monograph.ops.interpolate import (
+from monograph.ops.conv import DeformConv
+from monograph.ops.image import (
     LINEAR,
     MIRROR,
     REFLECT,
     ZEROS,
+    GridSample,
 )
 from monograph.ops.scalar import Scalar
 from monograph.program.index import strides_of

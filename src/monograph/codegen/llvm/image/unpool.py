@@ -20,7 +20,7 @@ from monograph.codegen.llvm.module.kernel import (
     synchronise,
 )
 from monograph.ir import Value
-from monograph.ops.unpool import MaxUnpool
+from monograph.ops.pool import MaxUnpool
 from monograph.program.index import strides_of
 
 

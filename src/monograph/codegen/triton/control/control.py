@@ -41,7 +41,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Item, TensorType, Type, Value, known
 from monograph.ir.dtype import boolean, i64
 from monograph.ops.control import Fail, If, Loop, Scan
-from monograph.ops.require import Require
+from monograph.ops.deferred import Require
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.op_classes import is_view
 from monograph.program.memory.inplace import root

@@ -23,7 +23,7 @@ from monograph.codegen.triton.module.layout import plan_inside
 from monograph.ir import Graph, Value, known
 from monograph.ir.dtype import u8
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.loop_donation import state_donated
+from monograph.ops.subgraph import state_donated
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Region

@@ -20,9 +20,8 @@ from monograph.codegen.triton.module.kernel import (
 )
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
-from monograph.ops.deform import DeformConv
-from monograph.ops.image import GridSample
-from monograph.ops.interpolate import LINEAR, MIRROR, REFLECT, ZEROS
+from monograph.ops.conv import DeformConv
+from monograph.ops.image import LINEAR, MIRROR, REFLECT, ZEROS, GridSample
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
 from monograph.ops.scalar import Scalar
 

@@ -29,9 +29,9 @@ from monograph.codegen.triton.module.kernel import (
 )
 from monograph.ir import Value
 from monograph.ir.dtype import boolean, i32, i64
+from monograph.ops.pool import MaxUnpool
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import ScatterElements, ScatterNd
-from monograph.ops.unpool import MaxUnpool
 
 FEW = 64
 """The most updates that every element may scan."""

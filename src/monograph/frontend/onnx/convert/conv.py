@@ -18,13 +18,11 @@ from monograph.ops import elementwise as ew
 from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
 from monograph.ops import window as wi
-from monograph.ops.conv import Conv
+from monograph.ops.conv import Conv, DeformConv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.deferred import deferred
-from monograph.ops.deform import DeformConv
-from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool
+from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, MaxUnpool
 from monograph.ops.quant import Dequantize, Quantize
-from monograph.ops.unpool import MaxUnpool
 
 _AUTO = {"NOTSET": "", "VALID": "", "SAME_UPPER": wi.SAME_UPPER, "SAME_LOWER": wi.SAME_LOWER}
 

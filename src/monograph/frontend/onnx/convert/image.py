@@ -8,10 +8,9 @@ from monograph.frontend.onnx.convert.common import as_scalar
 from monograph.frontend.onnx.node import Node, converter
 from monograph.ir import Value, constant
 from monograph.ir.dtype import f32
-from monograph.ops import interpolate as ip
+from monograph.ops import image as ip
 from monograph.ops.deferred import deferred
-from monograph.ops.image import GridSample
-from monograph.ops.image_decode import BGR, GREY, RGB, DecodeImage
+from monograph.ops.image import BGR, GREY, RGB, DecodeImage, GridSample
 from monograph.ops.resize import CUBIC, LINEAR, NEAREST, Resize
 from monograph.ops.roi import AVERAGE, MAX, MaxRoiPool, NonMaxSuppression, RoiAlign
 
