@@ -33,7 +33,7 @@ INDEX = (
     "program/fusion/access.py",
     "program/memory/strided.py",
     "program/memory/buffer_assignment.py",
-    "program/ranges.py",
+    "program/fusion/index_bounds.py",
     "program/dynamic/bounded.py",
     "codegen/llvm/emit/elements.py",
     "codegen/llvm/indexing/index_kernels.py",

@@ -14,7 +14,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.program.fusion.op_classes import Copy
-from monograph.program.legalise.input_casts import cast_first
+from monograph.program.legalise.normalise import cast_first
 from tests.rules.checks import graph_of, value
 
 x, y = value("f32[4, 6]", "x"), value("f32[4, 6]", "y")

@@ -12,7 +12,7 @@ from monograph.ops.index import GatherElements
 from monograph.ops.reduce import ArgMax
 from monograph.ops.shape import Concat, Reshape, Unsqueeze
 from monograph.ops.sort import TopK
-from monograph.program.ranges import is_within, range_of
+from monograph.program.fusion.index_bounds import is_within, range_of
 
 
 def number(data: int, kind: str = "int64") -> Value:

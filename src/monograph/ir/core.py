@@ -78,6 +78,10 @@ class Item(Op):
         return made.op.integer_range(made, of, self.index)
 
 
+STRUCTURE = (Input, Constant, Item)
+"""Ops that hold a graph together and compute nothing."""
+
+
 def constant(data: Any, dtype: DType | None = None) -> Value:
     """A constant from an array, a scalar, nested lists or a literal."""
     if isinstance(data, Literal):

@@ -6,7 +6,7 @@ and which outputs are written into which inputs' memory (donations).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +153,15 @@ def subgraphs(op: Op) -> list[Graph]:
         elif isinstance(attribute, tuple):
             stack.extend(attribute)
     return found[::-1]
+
+
+def all_values(graph: Graph) -> Iterator[Value]:
+    """Every value of a graph and of its sub-graphs, at any depth."""
+    stack = [graph]
+    while stack:
+        for value in stack.pop().values:
+            yield value
+            stack.extend(subgraphs(value.op))
 
 
 def input_op(value: Value) -> Input:

@@ -24,7 +24,7 @@ import numpy as np
 from monograph.errors import TextError
 from monograph.ir.core import Constant, Input
 from monograph.ir.dtype import DType
-from monograph.ir.graph import Graph, subgraphs
+from monograph.ir.graph import Graph, all_values
 from monograph.ir.op import Op, Value
 from monograph.ir.types import Literal, MapType, OptionalType, SequenceType, TensorType, TupleType
 
@@ -167,15 +167,10 @@ def _inline(given: Literal) -> str | None:
 
 def constants(graph: Graph) -> dict[str, Literal]:
     """Every literal of a graph and of its sub-graphs, by digest: what the parser looks up."""
-    found: dict[str, Literal] = {}
-    stack = [graph]
-    while stack:
-        for value in stack.pop().values:
-            if isinstance(value.op, Constant):
-                found[value.op.value.digest.hex()] = value.op.value
-                continue
-            stack.extend(subgraphs(value.op))
-            for attribute in value.op.attributes.values():
-                if isinstance(attribute, Literal):
-                    found[attribute.digest.hex()] = attribute
-    return found
+    literals = (
+        attribute
+        for value in all_values(graph)
+        for attribute in value.op.attributes.values()
+        if isinstance(attribute, Literal)
+    )
+    return {literal.digest.hex(): literal for literal in literals}

@@ -19,7 +19,7 @@ from monograph.ops.elementwise import Add, Exp, Less, Mul, Neg
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.ops.sort import NonZero
-from monograph.program.dynamic import static_loops
+from monograph.program.legalise import expand
 from tests.cpu.dynamic.staging import body, check_samples, compiled, matches
 from tests.cpu.indexing.moving import FEATURES, THREADS
 from tests.rules.checks import graph_of, value
@@ -157,7 +157,7 @@ def test_state_that_grows_is_unrolled() -> None:
 
 def test_state_that_grows_for_long_is_made_turn_by_turn() -> None:
     graph = graph_of(unpack(growing(constant(np.int64(9))))[0])
-    with mock.patch.object(static_loops, "MAX_UNROLLED", 8):
+    with mock.patch.object(expand, "MAX_UNROLLED", 8):
         executable = compiled(graph)
     matches(executable, graph, {"x": np.zeros(2, np.float32)})
     assert executable.specialisations == 9

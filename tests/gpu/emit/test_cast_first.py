@@ -16,7 +16,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Reshape, Transpose
 from monograph.ops.window import CHANNELS_LAST
-from monograph.program.legalise.input_casts import cast_first
+from monograph.program.legalise.normalise import cast_first
 from monograph.program.program import Step
 from monograph.runtime.gpu.driver.devices import Interpreter
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu

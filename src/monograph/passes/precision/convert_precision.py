@@ -24,10 +24,9 @@ from monograph.ir import (
     constant,
     dtype,
     known,
-    subgraphs,
 )
 from monograph.ir.dtype import f32, f64
-from monograph.ir.graph import input_op
+from monograph.ir.graph import all_values, input_op
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Clip
 from monograph.ops.quant import Dequantize
@@ -105,13 +104,10 @@ class ConvertPrecision(Pass):
 
 def _find_f64(graph: Graph) -> Value | None:
     """Return a value of doubles, in the graph or its sub-graphs."""
-    stack = [graph]
-    while stack:
-        for value in stack.pop().values:
-            types = value.type.items if isinstance(value.type, TupleType) else (value.type,)
-            if any(isinstance(t, TensorType) and t.dtype == f64 for t in types):
-                return value
-            stack.extend(subgraphs(value.op))
+    for value in all_values(graph):
+        types = value.type.items if isinstance(value.type, TupleType) else (value.type,)
+        if any(isinstance(t, TensorType) and t.dtype == f64 for t in types):
+            return value
     return None
 
 

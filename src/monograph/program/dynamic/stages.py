@@ -36,8 +36,8 @@ from monograph.ops.control import If, Loop, Scan
 from monograph.ops.deferred import Deferred, settle
 from monograph.program.dynamic.bounded import counted, counted_axis
 from monograph.program.dynamic.padded_rows import Room, carry, close
-from monograph.program.dynamic.static_loops import as_scan, never_breaks, unrolled
 from monograph.program.fusion.op_classes import is_leaf
+from monograph.program.legalise.expand import as_scan, never_breaks, unrolled
 
 SMALL = 1024
 """The most elements that are folded when a stage is built."""

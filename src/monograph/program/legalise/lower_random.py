@@ -1,4 +1,6 @@
-"""Random ops for compiled code: each takes a turn from an RNG state, which decides its numbers.
+"""Random ops: how a graph is searched for them, and their form in compiled code.
+
+A compiled random op takes a turn from an RNG state, which decides its numbers.
 
 The state counts the turns and outlives a run: the next run continues the sequence. So the states
 are inputs of the program, passed into the sub-graphs that use them. All else is pointwise and
@@ -7,11 +9,14 @@ fuses with its users.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from monograph.ir import Array, Graph, Input, Op, TensorType, Value, subgraphs
 from monograph.ir.dtype import i64
+from monograph.ir.graph import all_values
 from monograph.ops.control import If, Loop, Scan
+from monograph.ops.deferred import Deferred
 from monograph.ops.random import Random, Turns
 from monograph.ops.scalar import Indexed, Scalar, ScalarBuilder
 
@@ -60,14 +65,7 @@ def with_states(graph: Graph) -> tuple[Graph, dict[str, Array]]:
 
 def random_ops(graph: Graph) -> list[Random]:
     """Return every random op once, including those of sub-graphs."""
-    found: dict[Random, None] = {}
-    stack = [graph]
-    while stack:
-        for value in stack.pop().values:
-            if isinstance(value.op, Random):
-                found[value.op] = None
-            stack.extend(subgraphs(value.op))
-    return list(found)
+    return list(dict.fromkeys(v.op for v in all_values(graph) if isinstance(v.op, Random)))
 
 
 def states_of(graph: Graph) -> dict[Value, Turns]:
@@ -120,3 +118,23 @@ def _passed_on(op: Op, inputs: tuple[Value, ...]) -> Value:
     assert isinstance(op, Loop | Scan)
     ops = random_ops(op.body)
     return replace(op, body=_given(op.body, ops))(*inputs, *map(_input, ops))
+
+
+def random_op_names(graph: Graph) -> list[str]:
+    """The names of the ops that draw random numbers: their results differ from run to run."""
+    kinds = {_kind(v.op) for v in all_values(graph)}
+    return sorted(kind.name for kind in kinds if issubclass(kind, Random))
+
+
+def draws(values: Iterable[Value]) -> bool:
+    """Return True if any of these values, or of their sub-graphs, is random."""
+    return any(
+        issubclass(_kind(v.op), Random) or any(map(random_op_names, subgraphs(v.op)))
+        for v in values
+    )
+
+
+def _kind(op: Op) -> type[Op]:
+    if isinstance(op, TakeTurn):  # the compiled form of a random op
+        return type(op.of)
+    return op.target_class if isinstance(op, Deferred) else type(op)

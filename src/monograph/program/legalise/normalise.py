@@ -3,6 +3,7 @@
 Afterwards kernels and joins can read their operands from memory, parts of joins can be written
 directly into them, and each output of the graph is a stored value of its own.
 Long reductions become two steps: work for all threads if results are few, and accurate sums.
+Also finds inputs that a graph casts to 16 bits before any other use (`cast_first`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from itertools import count
 
-from monograph.ir import Graph, Item, TensorType, Value
+from monograph.ir import DType, Graph, Item, TensorType, Value
+from monograph.ir.dtype import bf16, f16, f32
+from monograph.ops.cast import Cast
 from monograph.ops.reduce import ReduceSum, Reduction
 from monograph.ops.shape import Concat, Reshape, Squeeze, Unsqueeze
 from monograph.program.fusion.op_classes import (
@@ -180,3 +183,38 @@ def _split(value: Value, x: Value) -> Value | None:
     some = replace(op, axes=(first + 1,), keep=False)(parts)  # type: ignore[type-var]
     total: Value = replace(op, axes=(first,), keep=False)(some)  # type: ignore[type-var]
     return Reshape(value.tensor.static)(total) if op.keep else total
+
+
+HALVES = (f16, bf16)
+
+
+def cast_first(graph: Graph) -> dict[Value, DType]:
+    """Return the f32 inputs that every use casts to one 16-bit type.
+
+    Casts behind views and joins count too. An input that the graph returns, or whose memory is
+    donated, is needed in full.
+    """
+    users: dict[Value, list[Value]] = {}
+    for value in graph.values:
+        for operand in value.inputs:
+            users.setdefault(operand, []).append(value)
+    returned = {value for _, value in graph.outputs}
+    becomes: dict[Value, DType | None] = {}
+    for value in reversed(graph.values):  # users before their operands
+        found = {_rounded_by(user, becomes) for user in users.get(value, ())}
+        becomes[value] = found.pop() if len(found) == 1 and value not in returned else None
+    donated = {name for _, name in graph.donations}
+    named = zip(graph.input_names, graph.inputs, strict=True)
+    return {
+        value: kind
+        for name, value in named
+        if name not in donated and (kind := becomes.get(value)) is not None
+    }
+
+
+def _rounded_by(user: Value, becomes: dict[Value, DType | None]) -> DType | None:
+    """Return the type that a user casts an f32 operand to; None if it needs the f32 values."""
+    if isinstance(user.op, Cast):
+        wide = user.inputs[0].dtype == f32
+        return user.dtype if wide and user.dtype in HALVES else None
+    return becomes[user] if is_view(user) or is_join(user) or isinstance(user.op, Copy) else None

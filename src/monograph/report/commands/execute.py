@@ -21,6 +21,7 @@ from monograph.errors import (
     some_of,
 )
 from monograph.ir import OptionalType
+from monograph.program.legalise.lower_random import random_op_names
 from monograph.report.commands.input_files import (
     INPUT_PREFIX,
     OUTPUT_PREFIX,
@@ -40,7 +41,6 @@ from monograph.runtime.numerics.compare import (
 )
 from monograph.runtime.numerics.tolerance import Tolerance
 from monograph.runtime.progress import Progress, silent
-from monograph.runtime.walk import random_ops
 from monograph.session import Session, load
 
 Notes = Callable[[str], None]
@@ -230,7 +230,7 @@ def verify_model(
     inputs = request.inputs(session, note, recorded)
     with advising(inputs):
         graph = session.graph_for(inputs.feeds)
-    drawn = random_ops(graph)
+    drawn = random_op_names(graph)
     if drawn:
         note(f"the model draws random numbers ({', '.join(drawn)}): the sides may differ")
     given, taken = _run(session, inputs)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
+from monograph.ir.core import STRUCTURE
+from monograph.ir.graph import all_values
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
 from monograph.report.commands.bisection import bound_inputs, cost_of
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes
 from monograph.report.commands.launch_regions import Launching, launching_of
 from monograph.rewrite import CostModel, Fired, Missed, Trace
-from monograph.runtime.walk import STRUCTURE, all_values
 
 IMPORT = "import"
 """The name of the state before all passes."""

@@ -16,7 +16,9 @@ from monograph.frontend.onnx import MissingOp, ModelFile, import_model, missing_
 from monograph.frontend.onnx.dtypes import declared_names, from_onnx, value_type
 from monograph.frontend.onnx.functions import all_nodes
 from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
-from monograph.runtime.walk import STRUCTURE, all_values, random_ops
+from monograph.ir.core import STRUCTURE
+from monograph.ir.graph import all_values
+from monograph.program.legalise.lower_random import random_op_names
 from monograph.session import ModelSource
 
 
@@ -109,7 +111,7 @@ def inspect_model(source: ModelSource) -> Inspection:
         canonical=None if graph is None else _canonical(graph),
         weights=_weights(proto),
         dimensions=_open_dimensions(described),
-        random=[] if graph is None else random_ops(graph),
+        random=[] if graph is None else random_op_names(graph),
         host={} if graph is None else host_reasons(graph),
         missing=missing,
         problem=problem,

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from monograph.errors import ConfigError, MonographError
+from monograph.ir.graph import all_values
 from monograph.ops.random import Random
 from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.commands.input_files import draw_inputs
@@ -23,7 +24,6 @@ from monograph.report.render.console import table
 from monograph.report.render.tables import count_text
 from monograph.runtime.counts import OFF
 from monograph.runtime.numerics.compare import flatten
-from monograph.runtime.walk import all_values
 from monograph.session import Session
 
 RANDOM_INPUTS = 8

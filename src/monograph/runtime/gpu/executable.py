@@ -31,8 +31,8 @@ from monograph.ir.evaluate import apply
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Region
 from monograph.program.launch_regions import kind_of, step_name
-from monograph.program.legalise.input_casts import cast_first
 from monograph.program.legalise.lower_random import states_of
+from monograph.program.legalise.normalise import cast_first
 from monograph.program.lowering import lower
 from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step

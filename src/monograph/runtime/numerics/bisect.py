@@ -14,10 +14,10 @@ from monograph.errors import ExecutionError, VerifyError
 from monograph.ir import Graph, verify
 from monograph.ir.types import accepts
 from monograph.passes.base import Environment, Pass, RulePass, run_pass
+from monograph.program.legalise.lower_random import random_op_names
 from monograph.rewrite import CostModel, Fired, Trace
 from monograph.runtime.numerics.compare import Difference
 from monograph.runtime.numerics.numeric_equivalence import first_difference, make_trial, run
-from monograph.runtime.walk import random_ops
 
 Problem: TypeAlias = tuple[str, Difference | None]
 """The problem, and the output that differs where the graph is well formed."""
@@ -75,7 +75,7 @@ class NumericCheck:
         self.any_order = any_order
         """Outputs whose rows may come in another order."""
         self.trial = make_trial(graph, given, seed)
-        self.drawn = random_ops(graph)
+        self.drawn = random_op_names(graph)
         """Random ops of the graph: it computes other numbers each time, so none are compared."""
         self._graph: Graph | None = None
         self._outputs: dict[str, Any] = {}

@@ -31,11 +31,13 @@ import numpy as np
 
 from monograph.errors import MonographError
 from monograph.ir import Array, Constant, DType, Graph, Op, TensorType, Value, from_numpy, subgraphs
+from monograph.ir.core import STRUCTURE
 from monograph.ir.dtype import bf16, f16, f64
 from monograph.ir.evaluate import apply
 from monograph.ops.deferred import Deferred
 from monograph.ops.linear import Dot
 from monograph.program.fusion.op_classes import coded
+from monograph.program.legalise.lower_random import draws
 from monograph.runtime.numerics.compare import OutputPath, distance, flatten, has_nan, wide
 from monograph.runtime.numerics.tolerance import (
     F32_EPSILON,
@@ -49,7 +51,6 @@ from monograph.runtime.numerics.tolerance import (
     own_variance,
     variances,
 )
-from monograph.runtime.walk import STRUCTURE, draws
 
 RUNS = (2, 8, 16)
 """Disturbed runs in all: each next number where the one before leaves an element unexplained."""

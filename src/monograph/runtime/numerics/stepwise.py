@@ -15,12 +15,12 @@ from typing import Any
 
 from monograph.ir import Constant, Input, Value
 from monograph.ir.evaluate import apply
+from monograph.program.legalise.lower_random import draws
 from monograph.program.program import Program, Step
 from monograph.runtime.cpu.instrumented import SteppedRun, stored_parts
 from monograph.runtime.numerics.compare import Difference, compare_outputs
 from monograph.runtime.numerics.spread import Spread
 from monograph.runtime.numerics.tolerance import tolerance_for, variances
-from monograph.runtime.walk import draws
 
 ON_HOST = "runs on the host by the reference itself"
 DRAWS = "draws random numbers"

@@ -44,11 +44,8 @@ from monograph.frontend.onnx.functions import FunctionKey, all_nodes
 from monograph.frontend.onnx.node import normalise_domain
 from monograph.ir import (
     Array,
-    Constant,
     DType,
     Graph,
-    Input,
-    Item,
     MapType,
     TensorType,
     TupleType,
@@ -56,6 +53,7 @@ from monograph.ir import (
     Value,
     subgraphs,
 )
+from monograph.ir.core import STRUCTURE
 from monograph.ir.dtype import COMPLEX, f32
 
 MARGIN = 4.0
@@ -179,7 +177,7 @@ def contraction(value: Value) -> int:
 
 def own_variance(value: Value) -> float:
     """Return the variance that a value's own rounding adds."""
-    if isinstance(value.op, (Input, Constant, Item)) or subgraphs(value.op):
+    if isinstance(value.op, STRUCTURE) or subgraphs(value.op):
         return 0.0
     dtype = _element(value.type)
     if dtype is None:

@@ -20,7 +20,7 @@ from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScra
 from monograph.ir import DType, Value
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, Resolved
-from monograph.program.fusion.row_nest import positions_read, result_index, row_nest
+from monograph.program.fusion.region import positions_read, result_index, row_nest
 from monograph.program.index import Counter, Index, flatten
 
 STREAMS = 4

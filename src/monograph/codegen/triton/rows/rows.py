@@ -30,7 +30,7 @@ from monograph.ir.dtype import f32, f64, i32
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.access import Element, Indices, Resolved, aligned, resolve
 from monograph.program.fusion.op_classes import is_view
-from monograph.program.fusion.row_nest import positions_read, result_index, row_nest
+from monograph.program.fusion.region import positions_read, result_index, row_nest
 from monograph.program.index import Counter, Index, flatten
 
 NARROWEST = 8
