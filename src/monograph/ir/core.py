@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir.affine import IntRange
 from monograph.ir.dtype import DType
 from monograph.ir.op import Op, Value, sample
-from monograph.ir.traits import Narrowing
+from monograph.ir.traits import IntRange, Narrowing
 from monograph.ir.types import Array, Literal, TupleType, Type
 
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Dim, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
-from monograph.ir.affine import INDEX, LENGTH, Demand, Known
 from monograph.ir.dtype import BOOL, FLOAT, INT
-from monograph.ir.traits import known_product
+from monograph.ir.traits import INDEX, LENGTH, Demand, Known, known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
     as_tensor,

@@ -23,10 +23,10 @@ from monograph.ir import (
     from_numpy,
     known,
 )
-from monograph.ir.affine import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known
 from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
 from monograph.ir.layout import LayoutPlan, Order, elementwise, widened
 from monograph.ir.memory import MAX_RANK, check_result
+from monograph.ir.traits import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known
 
 NUMERIC = (FLOAT, INT, UINT)
 INTEGRAL = (INT, UINT, BOOL)

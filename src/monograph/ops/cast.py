@@ -12,7 +12,6 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, DType, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
-from monograph.ir.affine import MASK, NOTHING, Demand, IntRange, Known
 from monograph.ir.dtype import (
     BOOL,
     COMPLEX,
@@ -36,7 +35,7 @@ from monograph.ir.dtype import (
     u4,
     u8,
 )
-from monograph.ir.traits import NARROW_INTEGER_BITS
+from monograph.ir.traits import MASK, NARROW_INTEGER_BITS, NOTHING, Demand, IntRange, Known
 from monograph.ops.base import Elementwise, as_tensor
 from monograph.ops.scalar import Scalar, ScalarBuilder
 

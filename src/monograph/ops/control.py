@@ -31,8 +31,8 @@ from monograph.ir import (
     subgraphs,
     tensor,
 )
-from monograph.ir.affine import FEW, MASK, SIZE, Demand, Known
 from monograph.ir.dtype import boolean, f32, i64
+from monograph.ir.traits import FEW, MASK, SIZE, Demand, Known
 from monograph.ir.types import merge_dims
 from monograph.ops import elementwise as ew
 from monograph.ops.base import as_tensor, check_allocation, normalise_axis

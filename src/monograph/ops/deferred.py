@@ -16,8 +16,8 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
-from monograph.ir.affine import NUMBER, Demand, Known
 from monograph.ir.evaluate import check_fits
+from monograph.ir.traits import NUMBER, Demand, Known
 from monograph.ops.base import as_tensor, same_dtype
 
 

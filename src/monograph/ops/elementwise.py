@@ -12,9 +12,18 @@ from math import inf, isfinite, prod
 import numpy as np
 
 from monograph.ir import Array, Narrowing, TensorType, Value, broadcast, known, sample
-from monograph.ir.affine import MASK, Affine, Demand, IntRange, Known, united
 from monograph.ir.dtype import BOOL, COMPLEX
-from monograph.ir.traits import LARGEST_F16, MOST_DEGREE, peak
+from monograph.ir.traits import (
+    LARGEST_F16,
+    MASK,
+    MOST_DEGREE,
+    Affine,
+    Demand,
+    IntRange,
+    Known,
+    peak,
+    united,
+)
 from monograph.ops.base import (
     NUMERIC,
     Binary,

@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from monograph.ir import Array, Narrowing, Value, sample
-from monograph.ir.affine import Known
+from monograph.ir.traits import Known
 from monograph.ops.base import Unary
 from monograph.ops.scalar import Scalar, ScalarBuilder
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Narrowing, Op, TensorType, Type, Value, sample
-from monograph.ir.affine import INDEX, Demand, IntRange, Known
 from monograph.ir.layout import LayoutPlan, Need, Order, plain
+from monograph.ir.traits import INDEX, Demand, IntRange, Known
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
     as_tensor,

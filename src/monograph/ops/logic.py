@@ -9,8 +9,8 @@ from math import inf
 import numpy as np
 
 from monograph.ir import Array, Value, sample
-from monograph.ir.affine import MASK, Demand, Known
 from monograph.ir.dtype import BOOL, INT, STRING, UINT
+from monograph.ir.traits import MASK, Demand, Known
 from monograph.ops.base import (
     INTEGRAL,
     NUMERIC,

@@ -10,9 +10,9 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Narrowing, Op, TensorType, Type, Value, sample
-from monograph.ir.affine import Affine, IntRange, Known
 from monograph.ir.dtype import i64
 from monograph.ir.layout import LayoutPlan, Need, Order, in_order
+from monograph.ir.traits import Affine, IntRange, Known
 from monograph.ops.base import ViewOp, as_tensor, check_allocation, same_dtype
 from monograph.ops.shape import unknown_like, unknown_shape
 

@@ -23,10 +23,9 @@ from monograph.ir import (
     from_numpy,
     sample,
 )
-from monograph.ir.affine import IntRange, Known, index_range
 from monograph.ir.dtype import BOOL, COMPLEX, i64
 from monograph.ir.layout import LayoutPlan, Need, Order, in_order, stored_axes, with_axes, without
-from monograph.ir.traits import MOST_DEGREE, SUMS_MANY, known_product
+from monograph.ir.traits import MOST_DEGREE, SUMS_MANY, IntRange, Known, index_range, known_product
 from monograph.ops.base import (
     NUMERIC,
     along_axes,

@@ -11,9 +11,8 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Op, TensorType, Type, Value, from_numpy, sample
-from monograph.ir.affine import Demand, Known, united
 from monograph.ir.dtype import BOOL, COMPLEX
-from monograph.ir.traits import known_product
+from monograph.ir.traits import Demand, Known, known_product, united
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
     NUMERIC,

@@ -23,7 +23,6 @@ from monograph.ir import (
     broadcast,
     sample,
 )
-from monograph.ir.affine import SIZE, Demand, IntRange, Known, united
 from monograph.ir.dtype import i64
 from monograph.ir.layout import (
     LayoutPlan,
@@ -38,6 +37,7 @@ from monograph.ir.layout import (
     with_axes,
     without,
 )
+from monograph.ir.traits import SIZE, Demand, IntRange, Known, united
 from monograph.ops.base import (
     ViewOp,
     as_tensor,

@@ -17,12 +17,12 @@ from monograph.ir import (
     Value,
     sample,
 )
-from monograph.ir.affine import LENGTH, Demand
 from monograph.ir.layout import (
     LayoutPlan,
     Need,
     Order,
 )
+from monograph.ir.traits import LENGTH, Demand
 from monograph.ops.base import (
     ViewOp,
     as_tensor,

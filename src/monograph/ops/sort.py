@@ -21,8 +21,8 @@ from monograph.ir import (
     from_numpy,
     sample,
 )
-from monograph.ir.affine import LENGTH, Demand, IntRange, index_range
 from monograph.ir.dtype import BOOL, STRING, i64
+from monograph.ir.traits import LENGTH, Demand, IntRange, index_range
 from monograph.ops.base import NUMERIC, as_tensor, check_kinds, known_sizes, normalise_axis, widen
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from monograph.errors import InternalError
 from monograph.ir import Array, Item, TensorType, TupleType, Value, known
-from monograph.ir.affine import IntRange
+from monograph.ir.traits import IntRange
 from monograph.program.fusion.access import Element, Indices, counters, resolve
 from monograph.program.fusion.op_classes import is_view
 from monograph.program.index import Atom, Counter, Index, Quotient, flatten

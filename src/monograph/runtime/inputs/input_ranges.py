@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from monograph.ir import Constant, Graph, Input, TensorType, Value, subgraphs
 from monograph.ir import known as known_data
-from monograph.ir.affine import (
+from monograph.ir.dtype import BOOL
+from monograph.ir.traits import (
     INDEX,
     LENGTH,
     MASK,
@@ -23,7 +24,6 @@ from monograph.ir.affine import (
     Demand,
     Known,
 )
-from monograph.ir.dtype import BOOL
 from monograph.ops.control import If, Loop, Scan
 
 __all__ = ["INDEX", "LENGTH", "MASK", "NUMBER", "SIZE", "Range", "input_ranges"]
