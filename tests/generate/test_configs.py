@@ -13,7 +13,7 @@ import pytest
 from benchmarks.decoders import build
 
 from monograph.errors import ConfigError, FeedError, ModelError
-from monograph.generate.discover.widths import row_width
+from monograph.generate.discover.infer import row_width
 from monograph.generate.rewrite.surgery import Surgery
 from tests.generate.decoders import opened, refused
 

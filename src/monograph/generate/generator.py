@@ -14,8 +14,7 @@ from monograph.config import make_config
 from monograph.errors import ExecutionError, FeedError
 from monograph.generate.discover.folder import find_decoder
 from monograph.generate.engine.engine import Engine
-from monograph.generate.engine.reentrancy import alone, alone_in_each
-from monograph.generate.engine.sequences import Prompt, Sequences
+from monograph.generate.engine.sequences import Prompt, Sequences, alone, alone_in_each
 from monograph.generate.prompts import changed, choose_length, first, flag, integer, texts_in
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.generate.rewrite.step import most_positions

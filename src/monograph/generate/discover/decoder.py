@@ -14,14 +14,15 @@ import onnx
 
 from monograph.errors import ModelError, UnsupportedError
 from monograph.generate.discover.folder import LAYERED, Settings
-from monograph.generate.discover.infer_roles import (
+from monograph.generate.discover.infer import (
     FLOATS,
+    attention_heads,
     find_logits,
     find_pair,
     find_pairs,
     find_tokens,
+    row_width,
 )
-from monograph.generate.discover.widths import attention_heads, row_width
 from monograph.generate.rewrite.surgery import Surgery, inline_branch
 
 KEY, VALUE = "key", "value"

@@ -14,10 +14,8 @@ from monograph.config import Config
 from monograph.errors import FeedError, MonographError
 from monograph.generate.discover.decoder import Decoder
 from monograph.generate.discover.folder import Settings
-from monograph.generate.discover.sizes import cache_row_bytes, weight_bytes
-from monograph.generate.engine.arrays import Arrays, arrays_of
+from monograph.generate.engine.arrays import Arrays, Logits, arrays_of
 from monograph.generate.engine.buckets import check_buckets, make_buckets
-from monograph.generate.engine.logits import Logits
 from monograph.generate.engine.pipelined_step import Ahead
 from monograph.generate.engine.samplers import Samplers
 from monograph.generate.rewrite.loop import LoopModel
@@ -32,7 +30,7 @@ from monograph.generate.rewrite.step import (
     TOKENS,
     DecodeStep,
 )
-from monograph.generate.stats import Timing
+from monograph.generate.stats import Timing, cache_row_bytes, weight_bytes
 from monograph.ir import Array
 from monograph.runtime.progress import Progress
 from monograph.session import Session

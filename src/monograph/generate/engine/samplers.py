@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.config import Config
-from monograph.generate.check.parts import RewrittenSource
+from monograph.generate.check import RewrittenSource
 from monograph.generate.discover.folder import Settings
-from monograph.generate.discover.sizes import weight_bytes
 from monograph.generate.rewrite.loop import LoopModel, build_loop
 from monograph.generate.rewrite.sampling import SamplerShape
 from monograph.generate.rewrite.step import DecodeStep, build_step
-from monograph.generate.stats import add_up
+from monograph.generate.stats import add_up, weight_bytes
 from monograph.runtime.progress import Progress
 from monograph.session import Session
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from monograph.errors import ModelError
 from monograph.frontend.onnx import read_model
-from monograph.generate.check.checking import Export
+from monograph.generate.check import Export
 from monograph.generate.discover.decoder import Decoder, find_roles, fold_merged
 from monograph.generate.discover.folder import Settings
 from monograph.generate.rewrite.caching import (
@@ -24,8 +24,13 @@ from monograph.generate.rewrite.caching import (
     is_plain,
     rewrite_caches,
 )
-from monograph.generate.rewrite.constants import fold_few
-from monograph.generate.rewrite.lengths import Lengths, check_tables, find_lengths, position_tables
+from monograph.generate.rewrite.lengths import (
+    Lengths,
+    check_tables,
+    find_lengths,
+    fold_few,
+    position_tables,
+)
 from monograph.generate.rewrite.onnx_functions import add_pieces
 from monograph.generate.rewrite.sampling import NOW_SEEN, SEEN, SamplerShape, add_sampling
 from monograph.generate.rewrite.surgery import Surgery, free_names

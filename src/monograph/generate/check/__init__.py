@@ -1,1 +1,0 @@
-"""Checks of a rewritten decoder against its export."""
