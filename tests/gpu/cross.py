@@ -40,8 +40,7 @@ from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Slice, Transpose
 from monograph.program.dynamic.bounded import bounded_loop
 from monograph.program.fusion.op_classes import is_native
-from monograph.runtime.gpu.build.build import CompileRequest
-from monograph.runtime.gpu.build.compiler import build_all
+from monograph.runtime.gpu.build.compiler import CompileRequest, build_all
 from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.executable import lower_for_gpu, only_host
 from tests.samples import sample_graph

@@ -11,7 +11,7 @@ import torch
 
 from monograph.codegen.triton.module.kernel import Launch
 from monograph.codegen.triton.module.layout import BufferRef
-from monograph.runtime.gpu.build.build import function
+from monograph.runtime.gpu.build.compiler import function
 from monograph.runtime.gpu.driver.devices import _INTERPRETING, Interpreter
 from monograph.runtime.gpu.tensors import TORCH, stored
 

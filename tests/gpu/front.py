@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, make_backend
 
 from monograph.codegen.triton.module.kernel import ARCHES, Arch
 from monograph.ir import Graph
-from monograph.runtime.gpu.build.build import CompileRequest, function
+from monograph.runtime.gpu.build.compiler import CompileRequest, function
 from tests.cpu import sweep_cases
 from tests.gpu.cross import requests, samples
 from tests.gpu.indexing import single

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from monograph.codegen.triton.module.kernel import Arch, Launch
 from monograph.codegen.triton.module.layout import BufferRef
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
+from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Interpreter, Record
 
 INTERPRETED = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monograph.runtime.gpu.capture.conditions import is_own
+from monograph.runtime.gpu.capture.control import is_own
 from monograph.runtime.gpu.capture.pointer_params import ALIGNED, distinct_addresses
 
 SIZES = {"a": 100, "b": 8, "c": ALIGNED, "d": 0}

@@ -18,7 +18,7 @@ from monograph.runtime.counts import RunCounters
 from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
 from monograph.runtime.gpu.capture.capture import recording
-from monograph.runtime.gpu.capture.eager import Eager
+from monograph.runtime.gpu.capture.capture_policy import Eager
 from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from tests.gpu.capture.replay_models import (
     SIZE,

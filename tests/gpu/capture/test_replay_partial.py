@@ -21,7 +21,7 @@ from monograph.program.launch_regions import NO_CONDITIONS
 from monograph.report.commands.launch_regions import launching_of
 from monograph.runtime.counts import RunCounters
 from monograph.runtime.gpu.bound_program import GpuProgram
-from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
 from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.capture.partial_graphs import PartialGraphs
@@ -228,7 +228,7 @@ def test_a_part_behind_a_branch_does_not_take_it_again() -> None:
     model = running(driver, [slot("x")], [slot("y")], works, nests)
     graphs, tally = FakeGraphs(driver, conditionals=False, builds=Default.builds), RunCounters()
     counts = tally.of(model)
-    partial = PartialGraphs(Launches(model, graphs, counts), Attempts("auto", counts, tally))
+    partial = PartialGraphs(Launches(model, graphs, counts), CapturePolicy("auto", counts, tally))
     y = torch.empty(SIZE)
     memory = {"input:x": torch.full((SIZE,), 3.0), "output:y": y}
     memory = {n: t.view(torch.uint8) for n, t in memory.items()}

@@ -11,7 +11,7 @@ import torch
 
 from monograph.runtime.counts import RunCounters
 from monograph.runtime.gpu.bound_program import DeviceFaultText, GpuLayout, GpuProgram
-from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.capture.partial_graphs import PartialGraphs
@@ -101,7 +101,7 @@ def test_a_partial_graph_finds_what_the_one_before_has_left(builds: bool) -> Non
     graphs, tally = FakeGraphs(driver, builds=builds), RunCounters()
     counts = tally.of(model)
     launches = Launches(model, graphs, counts)
-    partial = PartialGraphs(launches, Attempts("require", counts, tally))
+    partial = PartialGraphs(launches, CapturePolicy("require", counts, tally))
     x, y, z = some(), torch.empty(SIZE), torch.empty(SIZE)
     ports = {"input:x": x, "output:y": y, "output:z": z}
     memory = {n: t.view(torch.uint8) for n, t in ports.items()}

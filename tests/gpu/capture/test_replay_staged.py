@@ -13,9 +13,9 @@ import torch
 from monograph.program.memory.stream_schedule import Schedule
 from monograph.runtime.gpu.bound_program import DevicePort, GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder, Recording
+from monograph.runtime.gpu.capture.captured_graph import INSIDE, SHARES
 from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
-from monograph.runtime.gpu.capture.staging import INSIDE, SHARES
 from monograph.runtime.gpu.driver.graphs import (
     KERNEL,
     MEMCPY,

@@ -16,10 +16,10 @@ import torch
 from monograph.runtime.counts import AUTO, Counts, RunCounters
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder
-from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
+from monograph.runtime.gpu.capture.captured_graph import INSIDE, Staging
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.capture.partial_graphs import MISALIGNED, PartialGraphs, launch_on
-from monograph.runtime.gpu.capture.staging import INSIDE, Staging
 from tests.gpu.capture.replay_models import BYTES, arena, plus_one, port, running, slot
 from tests.gpu.capture.replay_models import SIZE as COUNT
 from tests.gpu.capture.test_replay_staged import either, stateful
@@ -62,7 +62,7 @@ class Parts:
         self.executable: GpuProgram = make(self.driver)
         self.counts = Counts()
         launches = Launches(self.executable, FakeGraphs(self.driver), self.counts)
-        self._partial = PartialGraphs(launches, Attempts(AUTO, self.counts, RunCounters()))
+        self._partial = PartialGraphs(launches, CapturePolicy(AUTO, self.counts, RunCounters()))
 
     def launch(self, **ports: torch.Tensor) -> None:
         names = {s.name for s in self.executable.layout.inputs}

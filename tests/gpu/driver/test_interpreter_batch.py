@@ -51,7 +51,7 @@ BODIES = {
 
 
 def kernel(name: str) -> Any:
-    from monograph.runtime.gpu.build.build import function
+    from monograph.runtime.gpu.build.compiler import function
 
     return function(PRODUCT + FIRST + HEAD + BODIES[name], name.replace(" ", "_"))
 
@@ -129,7 +129,7 @@ def test_language_is_as_it_was_afterwards() -> None:
 
 
 def test_functions_of_a_scalar_and_a_block() -> None:
-    from monograph.runtime.gpu.build.build import function
+    from monograph.runtime.gpu.build.compiler import function
     from monograph.runtime.gpu.driver.interpreter_batch import Grid
 
     body = "    v = functions.pow(tl.load(x + i), p.to(tl.float32))\n" + WRITE

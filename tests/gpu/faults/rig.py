@@ -22,7 +22,7 @@ import torch
 
 import monograph
 from monograph.ir import Graph
-from monograph.runtime.gpu import rng_state, target
+from monograph.runtime.gpu import memory, target
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.graphs import Handle
@@ -104,7 +104,7 @@ class Rig:
         gc.collect()
         free_finished(self.graphs)  # what waits to be let go is no leak
         found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
-        found["states of random ops"] = len(rng_state._known)
+        found["states of random ops"] = len(memory._known)
         if ON_DEVICE:
             found |= _device_memory()
         else:

@@ -17,7 +17,7 @@ from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Exp
 from monograph.ops.random import Random, fresh_uid
 from monograph.runtime.dynamic.staged import Executable, compile_stages
-from monograph.runtime.gpu import rng_state
+from monograph.runtime.gpu import memory
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.target import GpuBackend
 from monograph.runtime.gpu.tensors import raw
@@ -69,21 +69,21 @@ def test_one_op_goes_on_when_what_drew_from_it_is_gone() -> None:
     for _ in range(3):
         np.testing.assert_array_equal(compiled(graph).run({}), evaluate(wanted, {}))
         gc.collect()
-        assert op.turns in rng_state._known
+        assert op.turns in memory._known
 
 
 @pytest.mark.parametrize("seed", [None, 7.0])
 def test_a_state_goes_with_all_that_draws_from_it(seed: float | None) -> None:
     gc.collect()
-    before = len(rng_state._known), len(random._turns)
+    before = len(memory._known), len(random._turns)
     for _ in range(3):
         executable = compiled(graph_of(uniform((4,), seed=seed)))
         executable.run({})
         gc.collect()  # the executable is all that draws from it now
-        assert (len(rng_state._known), len(random._turns)) == (before[0] + 1, before[1] + 1)
+        assert (len(memory._known), len(random._turns)) == (before[0] + 1, before[1] + 1)
         del executable
         gc.collect()
-        assert (len(rng_state._known), len(random._turns)) == before
+        assert (len(memory._known), len(random._turns)) == before
 
 
 def test_without_a_seed_every_draw_differs() -> None:

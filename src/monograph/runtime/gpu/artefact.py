@@ -23,7 +23,7 @@ from monograph.ir import Array, dtype
 from monograph.program.legalise.lower_random import states_of
 from monograph.runtime.cache.object_cache import Buffer
 from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
+from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.capture.control import PLAIN, ConditionalLaunch, LaunchTree
 from monograph.runtime.gpu.driver.devices import Device, Record

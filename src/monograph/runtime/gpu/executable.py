@@ -48,8 +48,7 @@ from monograph.runtime.gpu.bound_program import (
 )
 from monograph.runtime.gpu.capture.control import ConditionalLaunch, nest_of, nests
 from monograph.runtime.gpu.driver.devices import Device, Record
-from monograph.runtime.gpu.memory import DeviceConstants
-from monograph.runtime.gpu.rng_state import states_on
+from monograph.runtime.gpu.memory import DeviceConstants, states_on
 from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
 
 if TYPE_CHECKING:

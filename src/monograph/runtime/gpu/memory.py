@@ -1,7 +1,8 @@
-"""Device memory: constants that executables share, memory of their own, and what if there is none.
+"""Device memory: constants that executables share, RNG states, and errors where none is left.
 
 A constant lies on the device once, whichever shapes it was packed for: it is found by its bytes. It
-goes when the last executable that reads it goes.
+goes when the last executable that reads it goes. An RNG state belongs to its random ops: all that
+draw from it on one device share it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from monograph.errors import ExecutionError
 from monograph.ir import Array
+from monograph.ops.random import Turns
+from monograph.program.legalise.lower_random import states_of
+from monograph.program.program import Program
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.tensors import from_numpy
 
@@ -138,3 +143,25 @@ def out_of_memory(
         given=f"{free:,} bytes free ({str(error).splitlines()[0] if str(error) else 'no more'})",
         hint="use smaller shapes, precision f16, fewer sessions or a smaller max_cached_shapes",
     )
+
+
+_lock = threading.Lock()
+_known: WeakKeyDictionary[Turns, dict[torch.device, torch.Tensor]] = WeakKeyDictionary()
+"""By the host's state, and the place."""
+
+
+def states_on(device: Device, program: Program) -> dict[str, torch.Tensor]:
+    """The states that a program draws from, by the name of the input that stands for each."""
+    names = dict(zip(program.graph.inputs, program.graph.input_names, strict=True))
+    return {names[v]: _on(device, state) for v, state in states_of(program.graph).items()}
+
+
+def _on(device: Device, state: Turns) -> torch.Tensor:
+    with _lock:
+        places = _known.setdefault(state, {})
+        found = places.get(device.place)
+        if found is None:
+            found = places[device.place] = from_numpy(state.count).to(device.place)
+        else:  # it may have been made on another stream than whoever asks now will run on
+            device.used([found])
+        return found

@@ -29,13 +29,18 @@ from monograph.runtime.forking import import_whole
 from monograph.runtime.gpu import ports
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
-from monograph.runtime.gpu.build.compiler import BinaryCache, Built, build_all
+from monograph.runtime.gpu.build.compiler import (
+    BinaryCache,
+    Built,
+    CompileRequest,
+    KernelBinary,
+    build_all,
+)
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, planned
 from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen, requests_of
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, environment_of
+from monograph.runtime.gpu.capture.capture_policy import Eager
 from monograph.runtime.gpu.capture.control import count_kernels, nest_of
-from monograph.runtime.gpu.capture.eager import Eager
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.driver.device_discovery import (
     architecture,
@@ -52,8 +57,7 @@ from monograph.runtime.gpu.executable import (
 )
 from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
-from monograph.runtime.gpu.ports import TensorStages
-from monograph.runtime.gpu.tensor_checks import imported
+from monograph.runtime.gpu.ports import TensorStages, imported
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.progress import Progress
 from monograph.runtime.target import Target

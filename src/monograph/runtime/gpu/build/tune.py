@@ -16,8 +16,13 @@ from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, lay_
 from monograph.errors import CodegenError, MonographError
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
-from monograph.runtime.gpu.build.build import CompileRequest, request
-from monograph.runtime.gpu.build.compiler import BinaryCache, Built, build_all
+from monograph.runtime.gpu.build.compiler import (
+    BinaryCache,
+    Built,
+    CompileRequest,
+    build_all,
+    request,
+)
 from monograph.runtime.gpu.build.tuning_cache import (
     FAST,
     FULL,

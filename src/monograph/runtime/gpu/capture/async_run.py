@@ -14,7 +14,7 @@ from monograph.runtime.executable import Feeds, Stream
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.memory import told_of_failure
-from monograph.runtime.gpu.tensor_checks import (
+from monograph.runtime.gpu.ports import (
     imported,
     lands_on_host,
     refuse_misfit,

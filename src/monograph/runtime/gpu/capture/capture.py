@@ -21,7 +21,8 @@ import torch
 from monograph.codegen.triton.module.layout import Bound
 from monograph.program.memory.stream_schedule import Schedule
 from monograph.runtime.gpu.bound_program import GpuLayout
-from monograph.runtime.gpu.capture.conditions import (
+from monograph.runtime.gpu.capture.control import (
+    ConditionalLaunch,
     Ends,
     add_launch,
     decides_on_foreign,
@@ -29,7 +30,6 @@ from monograph.runtime.gpu.capture.conditions import (
     once,
     record_control,
 )
-from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.driver.graphs import KERNEL, CopyNode, GraphError, Graphs, Handle, Params
 

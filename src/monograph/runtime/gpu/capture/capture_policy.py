@@ -1,21 +1,27 @@
-"""The capture policy: the mode, the results of attempts, and the counters."""
+"""The capture policy: when a capture is tried, and runs without one."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 from monograph.errors import ConfigError
 from monograph.runtime.counts import MODES, OFF, REQUIRE, Counts, RunCounters
+from monograph.runtime.executable import Feeds, Outputs, Stream, WrappedExecutable
+from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.capture.launches import not_copied
 from monograph.runtime.gpu.driver.graphs import GraphError, UncapturableError
+from monograph.runtime.outputs import NOTHING
+from monograph.runtime.pending import Pending
 
 _LONGEST = 1024
 """Runs after which a recording that failed is tried again, at most."""
 _log = logging.getLogger("monograph")
 
 
-class Attempts:
+class CapturePolicy:
     """Decides when a recording is tried, and what follows if it fails."""
 
     def __init__(self, mode: str, counts: Counts, tally: RunCounters, never: str = "") -> None:
@@ -75,3 +81,29 @@ class Attempts:
         else:
             _log.warning("a run was not captured, and launched step by step: %s", self._reason)
         self.counts.fallbacks[self._reason] += 1
+
+
+class Eager(WrappedExecutable):
+    """An executable that would be captured if there were graphs: each run counts a fallback."""
+
+    def __init__(self, executable: GpuProgram, reason: str, mode: str, tally: RunCounters) -> None:
+        super().__init__(executable)
+        self.executable = executable
+        self.counts: Counts = tally.of(self)
+        self._reason = reason
+        self._policy = CapturePolicy(mode, self.counts, tally)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied("a model on a GPU")
+
+    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
+        self._count()
+        return self.executable.run(feeds, out)
+
+    def start(self, feeds: Feeds, out: Feeds = NOTHING, stream: Stream = None) -> Pending:
+        self._count()
+        return self.executable.start(feeds, out, stream)
+
+    def _count(self) -> None:
+        with self.executable.lock:  # threads count together
+            self._policy.count_fallback(self._reason)

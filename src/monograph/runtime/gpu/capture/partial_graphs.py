@@ -15,9 +15,9 @@ from monograph.errors import some_of
 from monograph.program.launch_regions import NO_CONDITIONS, step_name
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import every_record
-from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
-from monograph.runtime.gpu.capture.conditions import needs_conditions
+from monograph.runtime.gpu.capture.control import needs_conditions
 from monograph.runtime.gpu.capture.launches import Launches
 
 MISALIGNED = "it is misaligned for a library"
@@ -46,9 +46,9 @@ class PartialProgram:
 class PartialGraphs:
     """The graphs of an executable that is not one launch."""
 
-    def __init__(self, launches: Launches, attempts: Attempts) -> None:
+    def __init__(self, launches: Launches, policy: CapturePolicy) -> None:
         self._launches = launches
-        self._attempts = attempts
+        self._policy = policy
         self._seen: dict[tuple[int, int], tuple[PartialProgram, GraphBuilder]] = {}
         executable = launches.executable
         spans = [] if launches.graphs.conditionals else decided_by_host(executable)
@@ -88,8 +88,8 @@ class PartialGraphs:
         part, maker = self._seen[start, stop]
         memory = {n: t for n, t in ports.items() if n in part.ports}
         recorded = self._launches.made.get((start, stop))
-        if recorded is None and self._attempts.wanted():
-            recorded = self._attempts.attempt(lambda: maker.make(memory))
+        if recorded is None and self._policy.wanted():
+            recorded = self._policy.attempt(lambda: maker.make(memory))
             if recorded is not None:
                 self._launches.made[start, stop] = recorded
         if recorded is not None:

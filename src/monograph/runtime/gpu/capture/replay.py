@@ -27,14 +27,14 @@ from monograph.runtime.fast_path import ReturnedState
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, StreamTuner
 from monograph.runtime.gpu.capture.async_run import End, Memory, started, stream_number
-from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
-from monograph.runtime.gpu.capture.conditions import (
+from monograph.runtime.gpu.capture.control import (
+    ConditionalLaunch,
     decides_on_foreign,
     needs_conditions,
     record_control,
 )
-from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.capture.launches import TENSORS, Launches, Mark, enter, not_copied
 from monograph.runtime.gpu.capture.partial_graphs import PartialGraphs, launch_on
 from monograph.runtime.gpu.capture.replay_fast_path import (
@@ -51,7 +51,7 @@ from monograph.runtime.gpu.host_io.host_io_graphs import HostRuns
 from monograph.runtime.gpu.host_io.pinned_staging import Ring, free_finished
 from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from monograph.runtime.gpu.memory import told_of_failure
-from monograph.runtime.gpu.tensor_checks import imported, where_else
+from monograph.runtime.gpu.ports import imported, where_else
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.pending import Pending, ready
 
@@ -78,15 +78,15 @@ class Replay(WrappedExecutable):
         self.graphs = graphs
         tally = tally or RunCounters()
         self.counts: Counts = tally.of(self)
-        self._attempts = Attempts(mode, self.counts, tally)
+        self._policy = CapturePolicy(mode, self.counts, tally)
         self._launches = Launches(executable, graphs, self.counts)
         self._tuner = StreamTuner(executable, graphs, streams)
         self._maker = GraphBuilder(executable, graphs, self._tuner)
-        self._arrays = HostRuns(self._launches, self._maker, self._attempts, host, measured, locks)
+        self._arrays = HostRuns(self._launches, self._maker, self._policy, host, measured, locks)
         self._place = executable.device.place
         self._partial: PartialGraphs | None = None
         if mode != OFF:
-            partial = PartialGraphs(self._launches, self._attempts)
+            partial = PartialGraphs(self._launches, self._policy)
             if not executable.whole or partial.reason:
                 self._partial = partial
         self._replay_tensors: TryReplay = decline
@@ -219,7 +219,7 @@ class Replay(WrappedExecutable):
             self._launches.order(stream)  # before memory is asked for: it may be refused
             free_finished(self.graphs)
             if self._partial is not None:
-                self._attempts.count_fallback(self._partial.reason)
+                self._policy.count_fallback(self._partial.reason)
                 return self._from_device(given, out, stream)
             if any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values())):
                 return self._from_device(given, out, stream)
@@ -259,9 +259,9 @@ class Replay(WrappedExecutable):
             raise _not_recorded("of a model that the host takes part in")
         with self._launches.lock:  # threads count together
             if kinds := self.executable.host_kinds:
-                self._attempts.count_fallback(host_takes_part(kinds))
+                self._policy.count_fallback(host_takes_part(kinds))
             if self._partial is not None and self._partial.reason:
-                self._attempts.count_fallback(self._partial.reason)
+                self._policy.count_fallback(self._partial.reason)
         if self._partial is None:
             return ready(self.executable.run(feeds, out))
         with self.executable.device.active(), self._launches.lock:
@@ -313,8 +313,8 @@ class Replay(WrappedExecutable):
             self.executable.runs += 1
             return self._launches.noted()
         recorded = self._recorded
-        if recorded is None and self._attempts.wanted():
-            recorded = self._attempts.attempt(lambda: self._maker.make(memory))
+        if recorded is None and self._policy.wanted():
+            recorded = self._policy.attempt(lambda: self._maker.make(memory))
             if recorded is not None:
                 self._launches.made[TENSORS] = recorded
                 self._warm_up(recorded)

@@ -16,7 +16,7 @@ from cuda.bindings import driver as cu
 from monograph.codegen.triton.module.kernel import Arch, Launch
 from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, build, request
+from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary, build, request
 from monograph.runtime.gpu.driver.torch_driver import TorchDevice
 
 _SHARED_BYTES = 48 << 10

@@ -13,7 +13,7 @@ import torch
 from monograph.codegen.triton.module.kernel import Arch, Launch
 from monograph.codegen.triton.module.layout import BufferRef
 from monograph.config import make_config
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary, function
+from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary, function
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.driver.interpreter_checks import checked_access
 from monograph.runtime.gpu.tensors import typed

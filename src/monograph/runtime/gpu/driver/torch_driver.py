@@ -20,7 +20,7 @@ import torch
 from monograph.codegen.triton.module.kernel import Arch, Launch
 from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ConfigError
-from monograph.runtime.gpu.build.build import CompileRequest, KernelBinary
+from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Launched, Record
 from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle, Start
 from monograph.runtime.gpu.memory import told_of_failure

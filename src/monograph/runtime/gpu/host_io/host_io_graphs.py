@@ -13,7 +13,7 @@ import torch
 from monograph.errors import ConfigError, ExecutionError
 from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.capture.capture import Place, Recording, places_of
-from monograph.runtime.gpu.capture.capture_policy import Attempts
+from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
 from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
 from monograph.runtime.gpu.capture.launches import ARRAYS, HERE, Launches, enter
 from monograph.runtime.gpu.capture.replay_fast_path import BUSY, stream_of
@@ -63,7 +63,7 @@ class HostRuns:
         self,
         launches: Launches,
         maker: GraphBuilder,
-        attempts: Attempts,
+        policy: CapturePolicy,
         host: str = AUTO,
         measured: MeasuredTransferModes | None = None,
         locks: bool = True,
@@ -76,7 +76,7 @@ class HostRuns:
         self.ring = Ring(launches.executable.layout, launches.graphs)
         self._launches = launches
         self._maker = maker
-        self._attempts = attempts
+        self._policy = policy
         self._host = host
         self._measured = measured
         self._stream = stream_of(launches.graphs)
@@ -263,12 +263,12 @@ class HostRuns:
     def _graph(self, stream: int) -> Recorded | None:
         """Return the graph of such runs, built now if necessary; None if it cannot be built."""
         found = self._launches.made.get(ARRAYS)
-        if found is not None or not self._attempts.wanted():
+        if found is not None or not self._policy.wanted():
             return found
         staging = self.ring.take()
         try:
             self._launches.order(stream)
-            found = self._attempts.attempt(lambda: self._chosen(staging, stream))
+            found = self._policy.attempt(lambda: self._chosen(staging, stream))
         except BaseException as error:
             self._clear_up(staging, stream, error)
             raise
