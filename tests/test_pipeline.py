@@ -20,8 +20,7 @@ from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, Stage, optimise, parse_pass_options
 from monograph.rewrite import Rule, rewrite, variables
-from monograph.runtime.numerics.bisect import NumericCheck, PassError
-from monograph.runtime.numerics.numeric_equivalence import first_difference
+from monograph.runtime.numerics.bisect import NumericCheck, PassError, first_difference
 from tests.effort import check_linear
 from tests.rules.checks import graph_of, value
 

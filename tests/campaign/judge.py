@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import monograph
+from monograph.runtime.numerics.bisect import first_wrong
 from monograph.runtime.numerics.compare import Difference
-from monograph.runtime.numerics.numeric_equivalence import first_wrong
 from tests.campaign.case import Case, Feeds
 from tests.campaign.sides import Outcome, run_side
 

@@ -30,7 +30,7 @@ from monograph.ir import Graph, evaluate
 from monograph.program.legalise.lower_random import random_ops
 from monograph.runtime.cpu import executable as runtime
 from monograph.runtime.dynamic.staged import Compiler, Executable, compile_stages
-from monograph.runtime.numerics.numeric_equivalence import first_wrong
+from monograph.runtime.numerics.bisect import first_wrong
 from tests.cpu import sweep_cases
 from tests.cpu.emit.scalar_kernels import instruction_sets
 from tests.cpu.sweep_cases import Case

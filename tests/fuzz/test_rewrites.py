@@ -22,8 +22,7 @@ from monograph.ir import Graph, verify
 from monograph.passes.base import Environment, RulePass
 from monograph.pipeline import PassOptions, all_passes, optimise
 from monograph.rewrite import CPU_COST, GPU_COST, apply_rules
-from monograph.runtime.numerics.bisect import NumericCheck
-from monograph.runtime.numerics.numeric_equivalence import first_difference, run
+from monograph.runtime.numerics.bisect import NumericCheck, first_difference, run
 from tests.fuzz.graphs import random_graph
 from tests.fuzz.shrink import show, shrink
 from tests.rules.checks import EDGES

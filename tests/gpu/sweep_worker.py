@@ -20,7 +20,7 @@ import numpy as np
 
 from monograph.errors import MonographError, UnsupportedError
 from monograph.ir import Graph, evaluate
-from monograph.runtime.numerics.numeric_equivalence import first_wrong
+from monograph.runtime.numerics.bisect import first_wrong
 from tests.cpu import sweep_cases
 from tests.cpu.sweep_cases import Case
 from tests.rules import checks

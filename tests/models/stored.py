@@ -50,7 +50,7 @@ def make(folder: Path, names: list[str], limit: int) -> None:
 
 def store(model: Path, data: Path, dims: Mapping[str, int], given: Mapping[str, Any]) -> None:
     """Writes the archive of one model."""
-    from monograph.runtime.inputs.inputs import make_inputs
+    from monograph.runtime.inputs import make_inputs
 
     reference = monograph.load(model, target="reference", dims=dict(dims))
     feeds = make_inputs(reference.inputs, dict(given), seed=0).feeds

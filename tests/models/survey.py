@@ -29,7 +29,7 @@ from benchmarks.needs import result_path
 from scripts import fetch_models
 
 import monograph
-from monograph.runtime.inputs.inputs import make_inputs
+from monograph.runtime.inputs import make_inputs
 from monograph.runtime.numerics.compare import Difference, compare_outputs
 from monograph.runtime.numerics.tolerance import Tolerance
 from tests.models.cases import ALL_CASES, fetched

@@ -13,7 +13,7 @@ import monograph
 from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.report.commands.per_step import verify_steps
-from monograph.runtime.inputs.inputs import make_inputs
+from monograph.runtime.inputs import make_inputs
 from monograph.runtime.numerics.compare import compare_outputs
 from tests.models.cases import ALL_CASES, Case, fetched, left_out
 from tests.models.test_real_models import RECORDED, SHARED, check

@@ -1,7 +1,7 @@
 """Real models give the same answers after the whole pipeline, with either cost model.
 
 Answers are compared with the reference on the recorded inputs, within the tolerance that
-`runtime.numerics.numeric_equivalence` derives from the graphs before and after. Small models are
+`runtime.numerics.bisect` derives from the graphs before and after. Small models are
 checked behind every pass; `monograph verify --bisect` does that for any model.
 """
 
@@ -19,8 +19,7 @@ from monograph.pipeline import optimise
 from monograph.program.fusion.op_classes import is_kernel
 from monograph.report.commands.input_files import read_archive, split_archive
 from monograph.rewrite import CPU_COST, GPU_COST
-from monograph.runtime.numerics.bisect import NumericCheck
-from monograph.runtime.numerics.numeric_equivalence import first_difference, run
+from monograph.runtime.numerics.bisect import NumericCheck, first_difference, run
 from tests.models.test_real_models import RECORDED, ROWS_IN_ANY_ORDER, SHARED
 
 SMALL = (

@@ -42,7 +42,7 @@ from monograph.passes.base import Environment, run_pass
 from monograph.passes.layout.choose_layout import ChooseLayout, follow, has_order, reach
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST
-from monograph.runtime.numerics.numeric_equivalence import first_difference
+from monograph.runtime.numerics.bisect import first_difference
 from tests.fuzz.graphs import random_graph
 from tests.rules.checks import check_numbers, graph_of, value
 from tests.samples import sample_graph

@@ -44,8 +44,8 @@ from monograph.passes.base import Environment, run_pass
 from monograph.passes.precision.convert_precision import ConvertPrecision
 from monograph.passes.precision.precision_rules import constant_reason
 from monograph.pipeline import PassOptions, optimise
+from monograph.runtime.numerics.bisect import run
 from monograph.runtime.numerics.compare import compare_outputs
-from monograph.runtime.numerics.numeric_equivalence import run
 from monograph.runtime.numerics.spread import tolerances
 from monograph.runtime.numerics.tolerance import derive
 from tests.rules.checks import graph_of, random_feeds, value

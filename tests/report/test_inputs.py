@@ -13,7 +13,7 @@ from monograph.ir import parse_type
 from monograph.report.commands import input_files
 from monograph.report.commands.input_files import read_archive, read_array, split_archive
 from monograph.runtime.feeds import Port
-from monograph.runtime.inputs.inputs import make_inputs
+from monograph.runtime.inputs import make_inputs
 from tests.effort import CountedName, touches_of
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from monograph.ir import Graph, Input, TensorType, Value, evaluate, parse_type, verify
 from monograph.rewrite import CPU_COST, CostModel, Rule, Trace, apply_rules
 from monograph.runtime.feeds import Port
-from monograph.runtime.inputs.input_ranges import input_ranges
-from monograph.runtime.inputs.inputs import make_inputs
-from monograph.runtime.numerics.numeric_equivalence import first_difference
+from monograph.runtime.input_ranges import input_ranges
+from monograph.runtime.inputs import make_inputs
+from monograph.runtime.numerics.bisect import first_difference
 
 EDGES = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3.5, -2.25)
 

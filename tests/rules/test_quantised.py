@@ -18,7 +18,7 @@ from monograph.passes.base import Environment, run_pass
 from monograph.passes.rule_passes import FoldZeroPoints
 from monograph.rewrite import Rule, Trace, apply_rules
 from monograph.rules import quantised as rules
-from monograph.runtime.numerics.numeric_equivalence import first_difference
+from monograph.runtime.numerics.bisect import first_difference
 from tests.rules.checks import check_declines, check_rewrite, graph_of, value
 
 rng = np.random.default_rng(0)

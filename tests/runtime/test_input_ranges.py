@@ -9,7 +9,7 @@ import pytest
 import monograph
 from monograph.errors import ConfigError, FeedError
 from monograph.report.commands.input_files import draw_inputs
-from monograph.runtime.inputs.input_ranges import (
+from monograph.runtime.input_ranges import (
     INDEX,
     LENGTH,
     MASK,
@@ -18,7 +18,7 @@ from monograph.runtime.inputs.input_ranges import (
     Range,
     input_ranges,
 )
-from monograph.runtime.inputs.inputs import Chosen, Inputs
+from monograph.runtime.inputs import Chosen, Inputs
 
 TABLE = (
     "<float[50, 3] table = {" + ", ".join(["0.5"] * 150) + "}, int64 two = {2}, int64 zero = {0}"

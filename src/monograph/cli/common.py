@@ -61,7 +61,7 @@ def make_request(
     from monograph.report.commands.execute import RunRequest
     from monograph.report.commands.input_files import read_array
     from monograph.report.render.progress import compile_bar
-    from monograph.runtime.inputs.inputs import Chosen
+    from monograph.runtime.inputs import Chosen
 
     sizes = {n: _size(n, text) for n, text in _pairs("--dim", "NAME=SIZE", dims)}
     given = {n: read_array(Path(text)) for n, text in _pairs("--input", "NAME=FILE.npy", files)}

@@ -166,7 +166,7 @@ class OrtValue:
             import torch  # the only library that Monograph's gpu target shares memory with
 
             return cls(torch.from_dlpack(data))
-        from monograph.runtime.dlpack import arrays_of
+        from monograph.runtime.feeds import arrays_of
 
         return cls(np.asarray(arrays_of({"data": data})["data"]))
 

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from monograph.ir import Graph
-from monograph.runtime.dlpack import arrays_of
 from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
-from monograph.runtime.feeds import Port
+from monograph.runtime.feeds import Port, arrays_of
 from monograph.runtime.outputs import check_out
 
 

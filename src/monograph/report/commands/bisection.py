@@ -25,7 +25,7 @@ from monograph.report.commands.execute import (
 )
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel
 from monograph.runtime.cpu.instrumented import compile_stepped
-from monograph.runtime.inputs.inputs import Chosen
+from monograph.runtime.inputs import Chosen
 from monograph.runtime.numerics.bisect import NumericCheck, PassError
 from monograph.runtime.numerics.compare import Difference, compare_outputs
 from monograph.runtime.numerics.stepwise import StepCheck, StepChecker

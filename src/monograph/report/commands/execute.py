@@ -31,7 +31,7 @@ from monograph.report.commands.input_files import (
 )
 from monograph.runtime.atomic_write import replacing_named
 from monograph.runtime.cache.store import is_package
-from monograph.runtime.inputs.inputs import Chosen, Inputs
+from monograph.runtime.inputs import Chosen, Inputs
 from monograph.runtime.numerics.compare import (
     Difference,
     compare,

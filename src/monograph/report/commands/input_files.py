@@ -16,8 +16,8 @@ from monograph.errors import FeedError, did_you_mean
 from monograph.ir import Array, SequenceType
 from monograph.ir.memory import machine_memory
 from monograph.runtime.feeds import Port
-from monograph.runtime.inputs.input_ranges import input_ranges
-from monograph.runtime.inputs.inputs import DEFAULT_SIZE, Chosen, Inputs, as_dtype, make_inputs
+from monograph.runtime.input_ranges import input_ranges
+from monograph.runtime.inputs import DEFAULT_SIZE, Chosen, Inputs, as_dtype, make_inputs
 from monograph.session import Session
 
 INPUT_PREFIX, OUTPUT_PREFIX = "in:", "out:"

@@ -15,9 +15,8 @@ import torch
 
 from monograph.errors import FeedError
 from monograph.ir import DType, dtype
-from monograph.runtime.dlpack import is_foreign
 from monograph.runtime.executable import Feeds, Outputs, WrappedExecutable
-from monograph.runtime.feeds import Port
+from monograph.runtime.feeds import Port, is_foreign
 from monograph.runtime.gpu.bound_program import VECTOR, DevicePort
 from monograph.runtime.gpu.tensors import from_numpy, is_plain, raw, torch_type
 from monograph.runtime.outputs import NOTHING, check_mapping, check_out

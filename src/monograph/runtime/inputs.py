@@ -13,7 +13,7 @@ from monograph.ir import Array, DType, OptionalType, SequenceType, TensorType, T
 from monograph.ir.dtype import BOOL, COMPLEX
 from monograph.ops.base import check_allocation
 from monograph.runtime.feeds import Port
-from monograph.runtime.inputs.input_ranges import LENGTH, MASK, Range
+from monograph.runtime.input_ranges import LENGTH, MASK, Range
 
 DEFAULT_SIZE = 1
 NORMAL = "normal"
