@@ -19,12 +19,12 @@ from typing import Any, get_type_hints
 from monograph.errors import ConfigError, MonographError, VerifyError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
+from monograph.passes.choose_layout import ChooseLayout
 from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fuse_decoding import FuseDecoding
 from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.horizontal.hoist_slices import HoistSlices
-from monograph.passes.layout.choose_layout import ChooseLayout
 from monograph.passes.precision.convert_precision import ConvertPrecision
 from monograph.passes.rule_passes import (
     CollapseViews,

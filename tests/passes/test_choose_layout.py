@@ -39,7 +39,7 @@ from monograph.ops.reduce import ArgMax, ReduceMax, ReduceSum
 from monograph.ops.resize import Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.passes.base import Environment, run_pass
-from monograph.passes.layout.choose_layout import ChooseLayout, follow, has_order, reach
+from monograph.passes.choose_layout import ChooseLayout, follow, has_order, reach
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST
 from monograph.runtime.numerics.bisect import first_difference

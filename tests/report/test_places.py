@@ -17,8 +17,8 @@ from monograph.ir import Array, Graph, Value, constant
 from monograph.ops.attention import Attention
 from monograph.ops.elementwise import Add, Sigmoid, Tanh
 from monograph.ops.shape import Transpose
+from monograph.passes import choose_layout
 from monograph.passes.base import Environment, Pass, RulePass
-from monograph.passes.layout import choose_layout
 from monograph.pipeline import Stage
 from monograph.program import lowering
 from monograph.program.legalise import normalise

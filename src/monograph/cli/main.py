@@ -25,7 +25,7 @@ from monograph.cli.common import (
     show,
     writing,
 )
-from monograph.cli.compile import compile_
+from monograph.cli.compile import compile_, tune
 from monograph.cli.generate import BenchLength, Positions, bench_folder, generate, refuse_options
 from monograph.cli.options import (
     After,
@@ -54,7 +54,6 @@ from monograph.cli.options import (
     Values,
 )
 from monograph.cli.profile import profile
-from monograph.cli.tune import tune
 from monograph.cli.verify import verify
 from monograph.errors import ConfigError
 

@@ -13,7 +13,7 @@ from monograph.frontend.onnx.convert.common import (
     per_channel,
     scalar,
 )
-from monograph.frontend.onnx.convert.random import uniform_like
+from monograph.frontend.onnx.convert.creation import uniform_like
 from monograph.frontend.onnx.node import Node, converter
 from monograph.frontend.onnx.sizes import broadcast_onto
 from monograph.ir import Value, constant, known

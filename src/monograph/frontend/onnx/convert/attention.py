@@ -1,4 +1,7 @@
-"""Attention and rotary position embedding of the default domain."""
+"""Attention and rotary position embedding of the default domain, and updates of caches.
+
+`monograph.generate` writes `CacheUpdate`, an op of Monograph's own domain, into decoding steps.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,15 @@ from monograph.ir.dtype import BOOL, boolean
 from monograph.ops import elementwise as ew
 from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
-from monograph.ops.attention import LENGTHS, MASK, Attention, Rope, divides, usual_scale
+from monograph.ops.attention import (
+    LENGTHS,
+    MASK,
+    Attention,
+    CacheUpdate,
+    Rope,
+    divides,
+    usual_scale,
+)
 from monograph.ops.deferred import deferred
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
@@ -193,3 +204,12 @@ def rotary_embedding(n: Node) -> Value:
     cos = required(cos, rule, [turned or size_of(x, 3)], [angles])
     y = Rope(n.attr_flag("interleaved"))(x, cos, sin)
     return merge_heads(y) if flat else y
+
+
+OWN = "monograph"
+
+
+@converter("CacheUpdate", domain=OWN)
+def cache_update(n: Node) -> Value:
+    """Convert the update of a cache: each row's update is written along `axis` at its own start."""
+    return CacheUpdate(n.attr_int("axis"))(n.input(0), n.input(1), n.input(2))
