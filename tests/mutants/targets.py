@@ -29,7 +29,7 @@ CAPTURE = (
 )
 INDEX = (
     "program/index.py",
-    "program/fusion/access.py",
+    "program/fusion/region.py",
     "program/memory/strided.py",
     "program/memory/buffer_assignment.py",
     "program/fusion/index_bounds.py",

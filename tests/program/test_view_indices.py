@@ -14,8 +14,7 @@ from monograph.ir import Value
 from monograph.ops.pad_tile import Tile
 from monograph.ops.shape import Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.ops.signal import Frames
-from monograph.program.fusion.access import Element, counters, through_view
-from monograph.program.fusion.region import merge
+from monograph.program.fusion.region import Element, counters, merge, through_view
 from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten, strides_of
 from tests.rules.checks import value
 

@@ -1,10 +1,21 @@
 """The tensor IR: an immutable, typed, interned dataflow graph with a text form."""
 
-from monograph.ir.core import Constant, Input, Item, constant, is_finite, known, unpack
 from monograph.ir.dtype import DType, dtype, from_numpy
 from monograph.ir.evaluate import evaluate
 from monograph.ir.graph import Graph, subgraphs, topological
-from monograph.ir.op import Op, Sample, Value, sample
+from monograph.ir.op import (
+    Constant,
+    Input,
+    Item,
+    Op,
+    Sample,
+    Value,
+    constant,
+    is_finite,
+    known,
+    sample,
+    unpack,
+)
 from monograph.ir.parse import parse_graph, parse_tensor_type, parse_type
 from monograph.ir.text import constants, print_graph
 from monograph.ir.traits import Narrowing

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ExecutionError, MonographError, unforeseen
-from monograph.ir.core import Constant
 from monograph.ir.dtype import from_numpy
 from monograph.ir.graph import Graph, input_op
 from monograph.ir.memory import check_result, check_room
-from monograph.ir.op import Value
+from monograph.ir.op import Constant, Value
 from monograph.ir.types import TensorType, TupleType, Type
 
 Observer = Callable[[Value, Any], None]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monograph.errors import VerifyError
-from monograph.ir.core import Input
 from monograph.ir.lazy import lazy
-from monograph.ir.op import Op, Value, encode
+from monograph.ir.op import Input, Op, Value, encode
 from monograph.ir.types import Type, digest_of
 
 

@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from monograph.errors import InferError, TextError
-from monograph.ir.core import Input
 from monograph.ir.dtype import ALL, DType, dtype
 from monograph.ir.graph import Graph
-from monograph.ir.op import Op, Value
+from monograph.ir.op import Input, Op, Value
 from monograph.ir.types import (
     Dim,
     Literal,

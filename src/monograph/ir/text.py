@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import TextError
-from monograph.ir.core import Constant, Input
 from monograph.ir.dtype import DType
 from monograph.ir.graph import Graph, all_values
-from monograph.ir.op import Op, Value
+from monograph.ir.op import Constant, Input, Op, Value
 from monograph.ir.types import Literal, MapType, OptionalType, SequenceType, TensorType, TupleType
 
 INLINE_ELEMENTS = 16

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from monograph.errors import MonographError, VerifyError
-from monograph.ir.core import Input
 from monograph.ir.graph import Graph, input_op, subgraphs
-from monograph.ir.op import Value
+from monograph.ir.op import Input, Value
 from monograph.ir.text import value_names
 from monograph.ir.types import TensorType, TupleType, Type, accepts, name_unknowns
 

@@ -21,8 +21,7 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Concat, Reshape, Transpose
 from monograph.rewrite import ANY, Context, Reject, Rule, rewrite, variables
-from monograph.rules.arrangement import Sizes, groups, inverse
-from monograph.rules.views import is_static, without_leading_ones
+from monograph.rules.views import Sizes, groups, inverse, is_static, without_leading_ones
 
 x, y = variables("x y")
 

@@ -8,9 +8,8 @@ from itertools import pairwise
 from monograph.ir import Value
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.rewrite import Context, Reject, rewrite
-from monograph.rules.arrangement import Arrangement, Sizes, reshaped
 from monograph.rules.slices import ranges_of, take
-from monograph.rules.views import is_static
+from monograph.rules.views import Arrangement, Sizes, is_static, reshaped
 
 
 def _axis(value: Value) -> int:

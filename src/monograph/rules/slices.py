@@ -12,8 +12,7 @@ from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Pad
 from monograph.ops.shape import FAR, Broadcast, Concat, Reshape, Slice, Transpose, sliced_places
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
-from monograph.rules.arrangement import Sizes, groups, inverse, reshaped
-from monograph.rules.views import is_static
+from monograph.rules.views import Sizes, groups, inverse, is_static, reshaped
 
 x, a = variables("x a")
 k = const("k")

@@ -13,8 +13,8 @@ from monograph.ir import DType, Value
 from monograph.ir.dtype import UINT, boolean
 from monograph.ops.cast import UP
 from monograph.ops.scalar import Indexed, Scalar, ScalarBuilder
-from monograph.program.fusion.access import Element, Indices, Resolved, resolve
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, Indices, Resolved, resolve
 from monograph.program.index import Index, flatten, strides_of
 
 

@@ -25,7 +25,7 @@ from monograph.ir.dtype import f32, f64
 from monograph.ops.linear import Det
 from monograph.ops.scalar import Scalar
 from monograph.ops.text import Ngrams, gram_tables
-from monograph.program.fusion.access import Indices
+from monograph.program.fusion.region import Indices
 from monograph.program.index import Index, flatten
 
 

@@ -34,8 +34,7 @@ from monograph.ir import (
 from monograph.ir.dtype import COMPLEX, STRING
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.deferred import Deferred, settle
-from monograph.program.dynamic.bounded import counted, counted_axis
-from monograph.program.dynamic.padded_rows import Room, carry, close
+from monograph.program.dynamic.bounded import Room, carry, close, counted, counted_axis
 from monograph.program.fusion.op_classes import is_leaf
 from monograph.program.legalise.expand import as_scan, never_breaks, unrolled
 

@@ -16,8 +16,8 @@ import numpy as np
 from monograph.errors import InternalError
 from monograph.ir import Array, Item, TensorType, TupleType, Value, known
 from monograph.ir.traits import IntRange
-from monograph.program.fusion.access import Element, Indices, counters, resolve
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, Indices, counters, resolve
 from monograph.program.index import Atom, Counter, Index, Quotient, flatten
 from monograph.program.memory.buffer_assignment import described
 from monograph.program.program import Program, Step

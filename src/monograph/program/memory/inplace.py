@@ -15,9 +15,8 @@ from monograph.ir import Graph, Item, Op, Value
 from monograph.ops.control import Loop
 from monograph.ops.decoding import DecodeAttention
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.fusion.access import Element, counters, resolve
 from monograph.program.fusion.op_classes import is_join, is_native, is_view
-from monograph.program.fusion.region import Region
+from monograph.program.fusion.region import Element, Region, counters, resolve
 from monograph.program.index import Index, flatten
 from monograph.program.memory.buffer_assignment import INPUT, OUTPUT, TEMPORARY, Buffer, Places
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from monograph.ir import Value
 from monograph.ops.shape import Broadcast, Reshape
-from monograph.program.fusion.access import Element, Indices, counters, through_view
 from monograph.program.fusion.index_bounds import inside
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, Indices, counters, through_view
 from monograph.program.index import Index, counter, flatten
 from monograph.program.memory.buffer_assignment import Storage, described
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
-from monograph.ir.core import STRUCTURE
 from monograph.ir.graph import all_values
+from monograph.ir.op import STRUCTURE
 from monograph.passes.base import Environment, Pass, RulePass
 from monograph.pipeline import PassOptions, chosen_passes, optimise
 from monograph.report.commands.bisection import bound_inputs, cost_of

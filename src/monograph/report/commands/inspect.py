@@ -16,8 +16,8 @@ from monograph.frontend.onnx import MissingOp, ModelFile, import_model, missing_
 from monograph.frontend.onnx.dtypes import declared_names, from_onnx, value_type
 from monograph.frontend.onnx.functions import all_nodes
 from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
-from monograph.ir.core import STRUCTURE
 from monograph.ir.graph import all_values
+from monograph.ir.op import STRUCTURE
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.session import ModelSource
 

@@ -31,9 +31,9 @@ import numpy as np
 
 from monograph.errors import MonographError
 from monograph.ir import Array, Constant, DType, Graph, Op, TensorType, Value, from_numpy, subgraphs
-from monograph.ir.core import STRUCTURE
 from monograph.ir.dtype import bf16, f16, f64
 from monograph.ir.evaluate import apply
+from monograph.ir.op import STRUCTURE
 from monograph.ops.deferred import Deferred
 from monograph.ops.linear import Dot
 from monograph.program.fusion.op_classes import coded

@@ -53,8 +53,8 @@ from monograph.ir import (
     Value,
     subgraphs,
 )
-from monograph.ir.core import STRUCTURE
 from monograph.ir.dtype import COMPLEX, f32
+from monograph.ir.op import STRUCTURE
 
 MARGIN = 4.0
 """Room for ops that amplify the differences of their inputs (sums that cancel, steep curves)."""

@@ -32,8 +32,8 @@ from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ops.attention import Attention
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, counters, through_view
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, counters, through_view
 
 ROWS = 6
 """Queries per block: enough for every load to feed many multiply-adds."""

@@ -41,8 +41,8 @@ from monograph.ops.control import Fail, If, Loop, Scan
 from monograph.ops.deferred import Require
 from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.fusion.access import Indices
 from monograph.program.fusion.op_classes import is_native
+from monograph.program.fusion.region import Indices
 from monograph.program.index import strides_of
 from monograph.program.memory.inplace import root
 

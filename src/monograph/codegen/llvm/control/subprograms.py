@@ -33,8 +33,7 @@ from monograph.ir import Graph, Input, Item, TensorType, Value, known
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.subgraph import state_donated
 from monograph.program.dynamic.bounded import BoundedLoop
-from monograph.program.fusion.access import counters
-from monograph.program.fusion.region import merge
+from monograph.program.fusion.region import counters, merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.lowering import lower_body
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Storage

@@ -15,9 +15,9 @@ from monograph.ir import DType, Value, known
 from monograph.ir.dtype import i64
 from monograph.ops.elementwise import Abs, Add, Clip, Max, Min, Mul, Neg, Sub
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, counters
 from monograph.program.fusion.index_bounds import inside
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, Indices, counters
 from monograph.program.index import Counter, Index, Quotient, counter, flatten
 from monograph.program.memory.buffer_assignment import Storage, described
 

@@ -17,8 +17,14 @@ from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext
 from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, Resolved, counters
-from monograph.program.fusion.region import merge, positions_read
+from monograph.program.fusion.region import (
+    Element,
+    Indices,
+    Resolved,
+    counters,
+    merge,
+    positions_read,
+)
 from monograph.program.index import Counter, Index, flatten
 
 UNROLL = 4

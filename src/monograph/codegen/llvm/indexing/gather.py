@@ -19,7 +19,7 @@ from monograph.codegen.llvm.module.kernel import (
 from monograph.ir import Value
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Indices
+from monograph.program.fusion.region import Indices
 from monograph.program.index import Index, flatten
 
 

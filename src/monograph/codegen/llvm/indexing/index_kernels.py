@@ -19,7 +19,7 @@ from monograph.ir.dtype import i64
 from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import Col2Im
-from monograph.program.fusion.access import Indices
+from monograph.program.fusion.region import Indices
 from monograph.program.index import Counter, Index, flatten, strides_of
 from monograph.program.legalise.lower_random import TakeTurn
 from monograph.program.memory.buffer_assignment import Storage

@@ -31,8 +31,7 @@ from monograph.ir import Input, TensorType, Value
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import ScatterElements, ScatterNd
-from monograph.program.fusion.access import counters
-from monograph.program.fusion.region import merge
+from monograph.program.fusion.region import counters, merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.memory.buffer_assignment import TEMPORARY, Buffer, Storage
 

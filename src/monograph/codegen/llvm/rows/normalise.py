@@ -18,8 +18,8 @@ from monograph.ir.dtype import f32, f64
 from monograph.ir.lazy import lazy
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, Resolved, aligned, resolve
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, Indices, Resolved, aligned, resolve
 
 # 2^r for |r| <= 1/2; relative error 2^-25.9
 _EXP2 = (

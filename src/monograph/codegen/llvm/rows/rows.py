@@ -19,8 +19,14 @@ from monograph.codegen.llvm.emit.elements import Point, elements_of, part, piece
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, share
 from monograph.ir import DType, Value
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, Resolved
-from monograph.program.fusion.region import positions_read, result_index, row_nest
+from monograph.program.fusion.region import (
+    Element,
+    Indices,
+    Resolved,
+    positions_read,
+    result_index,
+    row_nest,
+)
 from monograph.program.index import Counter, Index, flatten
 
 STREAMS = 4

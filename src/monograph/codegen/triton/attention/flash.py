@@ -20,7 +20,7 @@ from monograph.ir import Value
 from monograph.ir.dtype import BOOL, f64
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Indices, aligned
+from monograph.program.fusion.region import Indices, aligned
 from monograph.program.index import Index, kept_counter
 
 

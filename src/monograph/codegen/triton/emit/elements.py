@@ -12,9 +12,9 @@ from monograph.codegen.triton.emit.writer import Writer
 from monograph.ir import Value, known
 from monograph.ir.dtype import i64
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, through_view
 from monograph.program.fusion.index_bounds import inside, substitute
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import Element, Indices, through_view
 from monograph.program.index import Atom, Counter, Index, Quotient, Remainder, flatten
 from monograph.program.memory.buffer_assignment import Storage, described
 

@@ -27,8 +27,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Array, DType, Value, from_numpy
 from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, counters
-from monograph.program.fusion.region import merge
+from monograph.program.fusion.region import Element, Indices, counters, merge
 from monograph.program.index import Counter, Index, flatten, kept_counter
 
 BLOCKS = ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))

@@ -44,8 +44,8 @@ from monograph.ops.ml import Lookup
 from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
 from monograph.ops.scatter import Col2Im
-from monograph.program.fusion.access import Indices
 from monograph.program.fusion.index_bounds import is_within
+from monograph.program.fusion.region import Indices
 from monograph.program.index import Index, kept_counter, strides_of
 from monograph.program.legalise.lower_random import TakeTurn
 from monograph.program.program import Program

@@ -20,7 +20,7 @@ from monograph.codegen.triton.matmul.product import Operands, Parts, ProductShap
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, variants
 from monograph.ir import Value
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, aligned
+from monograph.program.fusion.region import Element, aligned
 from monograph.program.index import Index
 
 ROWS = ((4, 4), (4, 2), (128, 16), (8, 4), (64, 16), (2, 4), (32, 8), (8, 8), (16, 4), (1, 4))

@@ -55,9 +55,9 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import known
 from monograph.ir.dtype import f16, f32, i32
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import through_view
 from monograph.program.fusion.index_bounds import inside
 from monograph.program.fusion.op_classes import is_view
+from monograph.program.fusion.region import through_view
 from monograph.program.index import Index, flatten
 from monograph.program.memory.buffer_assignment import described
 

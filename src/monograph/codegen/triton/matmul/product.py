@@ -37,10 +37,9 @@ from monograph.ops.composite import RmsNorm
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Reshape, Squeeze, Unsqueeze
-from monograph.program.fusion.access import Element, Indices, aligned, through_view
 from monograph.program.fusion.fuse import part_starts
 from monograph.program.fusion.op_classes import is_view
-from monograph.program.fusion.region import Region
+from monograph.program.fusion.region import Element, Indices, Region, aligned, through_view
 from monograph.program.index import Counter, Index, flatten, strides_of
 from monograph.rewrite import GPU_COST
 

@@ -28,9 +28,17 @@ from monograph.codegen.triton.rows.row_tiling import Field, RowTiling, row_tilin
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32, f64, i32
 from monograph.ops.scalar import Scalar
-from monograph.program.fusion.access import Element, Indices, Resolved, aligned, resolve
 from monograph.program.fusion.op_classes import is_view
-from monograph.program.fusion.region import positions_read, result_index, row_nest
+from monograph.program.fusion.region import (
+    Element,
+    Indices,
+    Resolved,
+    aligned,
+    positions_read,
+    resolve,
+    result_index,
+    row_nest,
+)
 from monograph.program.index import Counter, Index, flatten
 
 NARROWEST = 8
