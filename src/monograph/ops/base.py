@@ -27,6 +27,7 @@ from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
 from monograph.ir.layout import LayoutPlan, Order, elementwise, widened
 from monograph.ir.memory import MAX_RANK, check_result
 from monograph.ir.traits import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known
+from monograph.ops.scalar import Scalar, ScalarBuilder
 
 NUMERIC = (FLOAT, INT, UINT)
 INTEGRAL = (INT, UINT, BOOL)
@@ -131,9 +132,14 @@ class ViewOp(Op, abstract=True):
 
 
 class Unary(Elementwise, abstract=True):
-    """An elementwise op of one operand; a subclass gives `kinds` and `compute`."""
+    """An elementwise op of one operand; a subclass gives `kinds`, and `function` or `compute`.
+
+    Scalar builders have a method of the op's name; another op gives `scalar` itself.
+    """
 
     kinds: ClassVar[tuple[str, ...]] = (FLOAT,)
+    function: ClassVar[np.ufunc]
+    """The function of numpy that computes it."""
 
     def infer(self, x: TensorType) -> TensorType:
         check_kinds(as_tensor(x).dtype, self.kinds)
@@ -144,7 +150,11 @@ class Unary(Elementwise, abstract=True):
 
     def compute(self, x: Array) -> Array:
         """Return the result in the wide type that the reference computes in."""
-        raise NotImplementedError
+        return np.asarray(self.function(x))
+
+    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
+        made: Scalar = getattr(b, self.name)(x)
+        return made
 
 
 class Predicate(Unary, abstract=True):
@@ -158,10 +168,15 @@ class Predicate(Unary, abstract=True):
 
 
 class Binary(Elementwise, abstract=True):
-    """An elementwise op of two operands of one element type, broadcast as numpy does."""
+    """An elementwise op of two operands of one element type, broadcast as numpy does.
+
+    A subclass gives `function` or `compute`, and `scalar` unless builders have it by name.
+    """
 
     kinds: ClassVar[tuple[str, ...]] = NUMERIC
     commutative: ClassVar[bool] = False
+    function: ClassVar[np.ufunc]
+    """The function of numpy that computes it."""
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         dtype = same_dtype(x, y)
@@ -173,7 +188,11 @@ class Binary(Elementwise, abstract=True):
 
     def compute(self, x: Array, y: Array) -> Array:
         """Return the result in the wide type that the reference computes in."""
-        raise NotImplementedError
+        return np.asarray(self.function(x, y))
+
+    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
+        made: Scalar = getattr(b, self.name)(x, y)
+        return made
 
 
 class BinaryArithmetic(Binary, abstract=True):

@@ -88,17 +88,12 @@ HIDING = 1e3
 class Neg(Unary):
     """-x; integers wrap."""
 
+    function = np.negative
     narrowing = Narrowing.ARITHMETIC
     never_larger = linear = makes_angles = True
     rounds = False
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample("i8[5]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.negative(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.neg(x)
 
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return tuple(a.times(-1) for a in given[0])
@@ -108,17 +103,12 @@ class Neg(Unary):
 class Abs(Unary):
     """|x|; the smallest integer stays as it is."""
 
+    function = np.abs
     narrowing = Narrowing.ARITHMETIC
     never_larger = keeps_small = True
     rounds = False
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample("i32[5]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.abs(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.abs(x)
 
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return given[0]
@@ -128,17 +118,12 @@ class Abs(Unary):
 class Sign(Unary):
     """-1, 0 or 1; NaN stays NaN."""
 
+    function = np.sign
     narrowing = Narrowing.ARITHMETIC
     within_one = level = True
     rounds = False
     kinds = NUMERIC
     samples = (sample("f32[4, 3]"), sample([0.0, -0.0, inf, -inf]), sample("i64[5]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.sign(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.sign(x)
 
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         found = []
@@ -190,6 +175,7 @@ class Clip(Unary):
 class Add(BinaryArithmetic):
     """x + y; integers wrap."""
 
+    function = np.add
     narrowing = Narrowing.ARITHMETIC
     adds_terms = linear = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
@@ -199,12 +185,6 @@ class Add(BinaryArithmetic):
         sample("f32[4, 1]", "f32[1, 5]"),
         sample("i8[3]", "i8[3]"),
     )
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.add(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.add(x, y)
 
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return sum(given)
@@ -227,16 +207,11 @@ class Add(BinaryArithmetic):
 class Sub(BinaryArithmetic):
     """x - y; integers wrap."""
 
+    function = np.subtract
     narrowing = Narrowing.ARITHMETIC
     adds_terms = linear = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
     samples = (sample("f32[4, 3]", "f32[3]"), sample("u8[3]", "u8[3]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.subtract(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.sub(x, y)
 
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return sum(given)
@@ -258,17 +233,12 @@ class Sub(BinaryArithmetic):
 class Mul(BinaryArithmetic):
     """x * y; integers wrap."""
 
+    function = np.multiply
     narrowing = Narrowing.ARITHMETIC
     scaling = makes_angles = makes_scores = True
     kinds = (*NUMERIC, COMPLEX)
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample("f16[4]", "f16[]"), sample("i32[3]", "i32[3]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.multiply(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.mul(x, y)
 
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return 0.0 if 0.0 in given else prod(given)
@@ -320,9 +290,6 @@ class Div(BinaryArithmetic):
         # Floor division rounds down: one too low where a remainder is left and signs differ.
         inexact = (quotient * y != x) & ((x < 0) != (y < 0)) & (y != 0)
         return np.asarray(quotient + inexact.astype(quotient.dtype))
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.div(x, y)
 
     def degree(self, value: Value, given: Sequence[float]) -> float:
         return given[0] - given[1]
@@ -385,9 +352,6 @@ class Pow(Binary):
         negative = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2 == 0, 1, -1), 0))
         return np.where(y < 0, negative, powers)
 
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.pow(x, y)
-
     def degree(self, value: Value, given: Sequence[float]) -> float:
         exponent = known(value.inputs[1])
         if exponent is None or not exponent.size:
@@ -399,17 +363,12 @@ class Pow(Binary):
 class Min(BinaryArithmetic):
     """The smaller of two; NaN if either is."""
 
+    function = np.minimum
     narrowing = Narrowing.ARITHMETIC
     adds_terms = makes_angles = keeps_small = True
     rounds = False
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.minimum(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.min(x, y)
 
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return max(given)
@@ -425,17 +384,12 @@ class Min(BinaryArithmetic):
 class Max(BinaryArithmetic):
     """The larger of two; NaN if either is."""
 
+    function = np.maximum
     narrowing = Narrowing.ARITHMETIC
     adds_terms = makes_angles = keeps_small = True
     rounds = False
     commutative = True
     samples = (sample("f32[4, 3]", "f32[3]"), sample([float("nan"), 1.0], [1.0, 2.0]))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.maximum(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.max(x, y)
 
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return max(given)

@@ -12,7 +12,6 @@ import numpy as np
 from monograph.ir import Array, Narrowing, Value, sample
 from monograph.ir.traits import Known
 from monograph.ops.base import Unary
-from monograph.ops.scalar import Scalar, ScalarBuilder
 
 STEEP = "it is steep"
 OVERFLOWS = "it is steep: it overflows and magnifies errors"
@@ -25,47 +24,32 @@ STEPS = "a small error becomes a whole step"
 class Exp(Unary):
     """e to the power x."""
 
+    function = np.exp
     narrowing = Narrowing.KEPT
     kept_reason = OVERFLOWS
     wide_range = level = exponential = True
     samples = (sample("f32[4, 3]"), sample("f16[7]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.exp(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.exp(x)
 
 
 @dataclass(frozen=True)
 class Log(Unary):
     """The natural logarithm."""
 
+    function = np.log
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     level = logarithm = True
     samples = (sample("f32[4, 3] in 0.1..9"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.log(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.log(x)
 
 
 @dataclass(frozen=True)
 class Sqrt(Unary):
     """The square root; NaN below zero."""
 
+    function = np.sqrt
     narrowing = Narrowing.ARITHMETIC
     keeps_small = True
     samples = (sample("f32[4, 3] in 0..9"), sample("bf16[5] in 0..9"))
-
-    def compute(self, x: Array) -> Array:
-        return np.sqrt(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.sqrt(x)
 
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return math.sqrt(given[0])
@@ -78,188 +62,128 @@ class Sqrt(Unary):
 class Sin(Unary):
     """The sine of an angle in radians."""
 
+    function = np.sin
     narrowing = Narrowing.KEPT
     kept_reason = TURNS
     within_one = level = reads_angles = True
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.sin(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.sin(x)
 
 
 @dataclass(frozen=True)
 class Cos(Unary):
     """The cosine of an angle in radians."""
 
+    function = np.cos
     narrowing = Narrowing.KEPT
     kept_reason = TURNS
     within_one = level = reads_angles = True
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.cos(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.cos(x)
 
 
 @dataclass(frozen=True)
 class Tan(Unary):
     """The tangent of an angle in radians."""
 
+    function = np.tan
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     reads_angles = True
     samples = (sample("f32[4, 3] in -1..1"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.tan(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.tan(x)
 
 
 @dataclass(frozen=True)
 class Asin(Unary):
     """The angle whose sine is x."""
 
+    function = np.arcsin
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     level = True
     samples = (sample("f32[4, 3] in -1..1"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.arcsin(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.asin(x)
 
 
 @dataclass(frozen=True)
 class Acos(Unary):
     """The angle whose cosine is x."""
 
+    function = np.arccos
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     level = True
     samples = (sample("f32[4, 3] in -1..1"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.arccos(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.acos(x)
 
 
 @dataclass(frozen=True)
 class Atan(Unary):
     """The angle whose tangent is x."""
 
+    function = np.arctan
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     level = True
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.arctan(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.atan(x)
 
 
 @dataclass(frozen=True)
 class Sinh(Unary):
     """The hyperbolic sine."""
 
+    function = np.sinh
     narrowing = Narrowing.KEPT
     kept_reason = OVERFLOWS
     wide_range = True
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.sinh(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.sinh(x)
 
 
 @dataclass(frozen=True)
 class Cosh(Unary):
     """The hyperbolic cosine."""
 
+    function = np.cosh
     narrowing = Narrowing.KEPT
     kept_reason = OVERFLOWS
     wide_range = True
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.cosh(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.cosh(x)
 
 
 @dataclass(frozen=True)
 class Tanh(Unary):
     """The hyperbolic tangent."""
 
+    function = np.tanh
     narrowing = Narrowing.ARITHMETIC
     within_one = saturates = level = True
     samples = (sample("f32[4, 3]"), sample("f16[7]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.tanh(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.tanh(x)
 
 
 @dataclass(frozen=True)
 class Asinh(Unary):
     """The inverse hyperbolic sine."""
 
+    function = np.arcsinh
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.arcsinh(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.asinh(x)
 
 
 @dataclass(frozen=True)
 class Acosh(Unary):
     """The inverse hyperbolic cosine."""
 
+    function = np.arccosh
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     samples = (sample("f32[4, 3] in 1..9"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.arccosh(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.acosh(x)
 
 
 @dataclass(frozen=True)
 class Atanh(Unary):
     """The inverse hyperbolic tangent."""
 
+    function = np.arctanh
     narrowing = Narrowing.KEPT
     kept_reason = STEEP
     samples = (sample("f32[4, 3] in -1..1"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.arctanh(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.atanh(x)
 
 
 @dataclass(frozen=True)
@@ -272,9 +196,6 @@ class Erf(Unary):
 
     def compute(self, x: Array) -> Array:
         return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(x.dtype)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.erf(x)
 
 
 @dataclass(frozen=True)
@@ -290,59 +211,36 @@ class Sigmoid(Unary):
         e = np.exp(-np.abs(x))
         return np.where(x >= 0, 1.0, e) / (1.0 + e)
 
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.sigmoid(x)
+
+class Rounding(Unary, abstract=True):
+    """The base of ops that round to whole numbers."""
+
+    narrowing = Narrowing.KEPT
+    kept_reason = STEPS
+
+    def affine(self, value: Value, given: Sequence[Known]) -> Known:
+        return tuple(a.moved(-1, 1) for a in given[0])
 
 
 @dataclass(frozen=True)
-class Floor(Unary):
+class Floor(Rounding):
     """The largest whole number not above x."""
 
-    narrowing = Narrowing.KEPT
-    kept_reason = STEPS
+    function = np.floor
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.floor(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.floor(x)
-
-    def affine(self, value: Value, given: Sequence[Known]) -> Known:
-        return tuple(a.moved(-1, 1) for a in given[0])
 
 
 @dataclass(frozen=True)
-class Ceil(Unary):
+class Ceil(Rounding):
     """The smallest whole number not below x."""
 
-    narrowing = Narrowing.KEPT
-    kept_reason = STEPS
+    function = np.ceil
     samples = (sample("f32[4, 3]"),)
-
-    def compute(self, x: Array) -> Array:
-        return np.ceil(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.ceil(x)
-
-    def affine(self, value: Value, given: Sequence[Known]) -> Known:
-        return tuple(a.moved(-1, 1) for a in given[0])
 
 
 @dataclass(frozen=True)
-class Round(Unary):
+class Round(Rounding):
     """The nearest whole number; a half goes to the even one."""
 
-    narrowing = Narrowing.KEPT
-    kept_reason = STEPS
+    function = np.rint
     samples = (sample("f32[4, 3]"), sample([0.5, 1.5, 2.5, -0.5, -1.5]))
-
-    def compute(self, x: Array) -> Array:
-        return np.rint(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.round(x)
-
-    def affine(self, value: Value, given: Sequence[Known]) -> Known:
-        return tuple(a.moved(-1, 1) for a in given[0])

@@ -26,30 +26,23 @@ from monograph.ops.scalar import Scalar, ScalarBuilder
 class Not(Unary):
     """Every bit flipped; of a bool, its negation."""
 
+    function = np.invert
     kinds = INTEGRAL
     samples = (sample("bool[4]"), sample("u8[4]"))
-
-    def compute(self, x: Array) -> Array:
-        return np.invert(x)
 
     def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
         return b.not_(x)
 
     def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
+        return [Demand(0, MASK)]
 
 
 @dataclass(frozen=True)
 class IsNan(Predicate):
     """True for NaN."""
 
+    function = np.isnan
     samples = (sample([1.0, float("nan"), inf]),)
-
-    def compute(self, x: Array) -> Array:
-        return np.isnan(x)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar) -> Scalar:
-        return b.is_nan(x)
 
 
 @dataclass(frozen=True)
@@ -68,92 +61,69 @@ class IsInf(Predicate):
         return b.is_inf(x, self.positive, self.negative)
 
 
-@dataclass(frozen=True)
-class And(Binary):
-    """Bitwise and; of bools, whether both hold."""
+class Bitwise(Binary, abstract=True):
+    """The base of ops on the bits of two operands; of bools, they are logic."""
 
     kinds = INTEGRAL
     commutative = True
-    samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
 
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.bitwise_and(x, y)
+    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
+        return [Demand(i, MASK) for i in range(len(given))]
+
+
+@dataclass(frozen=True)
+class And(Bitwise):
+    """Bitwise and; of bools, whether both hold."""
+
+    function = np.bitwise_and
+    samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
 
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.and_(x, y)
 
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
-
 
 @dataclass(frozen=True)
-class Or(Binary):
+class Or(Bitwise):
     """Bitwise or; of bools, whether either holds."""
 
-    kinds = INTEGRAL
-    commutative = True
+    function = np.bitwise_or
     samples = (sample("bool[4]", "bool[4]"), sample("u8[4]", "u8[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.bitwise_or(x, y)
 
     def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
         return b.or_(x, y)
 
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
-
 
 @dataclass(frozen=True)
-class Xor(Binary):
+class Xor(Bitwise):
     """Bitwise exclusive or; of bools, whether they differ."""
 
-    kinds = INTEGRAL
-    commutative = True
+    function = np.bitwise_xor
     samples = (sample("bool[4]", "bool[4]"), sample("i16[4]", "i16[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.bitwise_xor(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.xor(x, y)
-
-    def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
-        return [Demand(i, MASK) for i in range(len(given))]
 
 
 @dataclass(frozen=True)
 class ShiftLeft(Binary):
     """x * 2^y, without the bits that leave at the top."""
 
+    function = np.left_shift
     kinds = (UINT, INT)
     samples = (sample("u8[4]", "u8[4] in 0..7"),)
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.left_shift(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.shift_left(x, y)
 
 
 @dataclass(frozen=True)
 class ShiftRight(Binary):
     """x / 2^y, rounded down."""
 
+    function = np.right_shift
     kinds = (UINT, INT)
     samples = (sample("u8[4]", "u8[4] in 0..7"),)
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.right_shift(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.shift_right(x, y)
 
 
 @dataclass(frozen=True)
 class Equal(Comparison):
     """x = y; NaN equals nothing."""
 
+    function = np.equal
     kinds = (*NUMERIC, BOOL, STRING)
     commutative = True
     samples = (
@@ -161,35 +131,19 @@ class Equal(Comparison):
         sample([0.0, float("nan")], [-0.0, float("nan")]),
     )
 
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.equal(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.equal(x, y)
-
 
 @dataclass(frozen=True)
 class Less(Comparison):
     """x < y."""
 
+    function = np.less
     limit_above = 1
     samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.less(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.less(x, y)
 
 
 @dataclass(frozen=True)
 class LessEqual(Comparison):
     """x <= y."""
 
+    function = np.less_equal
     samples = (sample("f32[4, 3]", "f32[3]"), sample("i64[4]", "i64[4]"))
-
-    def compute(self, x: Array, y: Array) -> Array:
-        return np.less_equal(x, y)
-
-    def scalar(self, b: ScalarBuilder, x: Scalar, y: Scalar) -> Scalar:
-        return b.less_equal(x, y)
