@@ -23,7 +23,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError, MonographError
 from monograph.ir.dtype import DType
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements
-from monograph.ir.traits import IntRange, Narrowing, OpTraits
+from monograph.ir.traits import IntRange, Narrowing, OpTraits, RangeOf
 from monograph.ir.types import (
     Array,
     Literal,
@@ -364,9 +364,7 @@ class Item(Op):
     def reference(self, x: tuple[Any, ...]) -> Any:
         return x[self.index]
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         (made,) = value.inputs
         return made.op.integer_range(made, of, self.index)
 

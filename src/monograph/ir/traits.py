@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 IntRange: TypeAlias = tuple[int, int]
+RangeOf: TypeAlias = "Callable[[Value], IntRange | None]"
+"""Returns the proved range of an integer value; None where only its type is known."""
 """The smallest and the largest integer of a value."""
 INDEX, LENGTH, MASK, NUMBER, SIZE = "index", "length", "mask", "number", "size"
 FEW = 4
@@ -280,9 +282,7 @@ class OpTraits:
     passes: ClassVar[bool] = False
     """True if results are elements of the first operand, whatever the attributes are."""
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         """Return the proved range of integer results; `of` gives the range of an operand.
 
         `item` is the number of the result of an op that has several.

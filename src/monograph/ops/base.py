@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from monograph.ir import (
 from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
 from monograph.ir.layout import LayoutPlan, Order, elementwise, widened
 from monograph.ir.memory import MAX_RANK, check_result
-from monograph.ir.traits import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known
+from monograph.ir.traits import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known, RangeOf
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
 NUMERIC = (FLOAT, INT, UINT)
@@ -206,9 +206,7 @@ class BinaryArithmetic(Binary, abstract=True):
         """Return the result of two alternatives; `whole` is True for integers."""
         return None
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         x, y = map(of, value.inputs)
         return None if x is None or y is None else self.combine_ranges(x, y)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from monograph.ir.dtype import (
     u4,
     u8,
 )
-from monograph.ir.traits import MASK, NARROW_INTEGER_BITS, NOTHING, Demand, IntRange, Known
+from monograph.ir.traits import MASK, NARROW_INTEGER_BITS, NOTHING, Demand, IntRange, Known, RangeOf
 from monograph.ops.base import Elementwise, as_tensor
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
@@ -144,9 +144,7 @@ class Cast(Elementwise):
     def degree(self, value: Value, given: Sequence[float]) -> float:
         return given[0]
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         return of(value.inputs[0])
 
     def affine(self, value: Value, given: Sequence[Known]) -> Known:

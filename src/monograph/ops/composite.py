@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -92,34 +93,25 @@ class Gelu(Unary):
 
 
 @dataclass(frozen=True)
-class Softmax(Op):
-    """e^(x - max) / sum along an axis, rounded once; NaN along it where the largest is infinite."""
+class _Exponentials(Op, abstract=True):
+    """The base of ops on the shares of e^x along an axis."""
 
     axis: int
 
     narrowing = Narrowing.KEPT
     kept_reason = SUMS_POWERS
-    within_one = level = reads_scores = same_signs = reads_expressions = True
-    samples = (
-        sample("f32[4, 3]", axis=1),
-        sample("f32[2, 5, 3]", axis=1),
-        sample("f16[2, 64]", axis=-1),
-        sample([[1000.0, 1001.0], [-1e30, 0.0]], axis=1),
-    )
+    reads_scores = reads_expressions = True
 
     def canonical(self, *types: Type) -> Op:
         return replace(self, axis=normalise_axis(self.axis, as_tensor(types[0]).rank))
 
     def infer(self, x: TensorType) -> TensorType:
-        return _along(x, self.axis)
+        check_kinds(as_tensor(x).dtype, (FLOAT,))
+        normalise_axis(self.axis, x.rank)
+        return x
 
     def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
         return axis if axis != self.axis else None
-
-    def reference(self, x: Array) -> Array:
-        shifted = _below_largest(x, self.axis)
-        e = np.exp(shifted)
-        return narrow(e / e.sum(self.axis, keepdims=True), from_numpy(x.dtype))
 
     def row_filling(self, axis: int) -> float | None:
         return -math.inf if axis == self.axis else None
@@ -132,53 +124,41 @@ class Softmax(Op):
 
 
 @dataclass(frozen=True)
-class LogSoftmax(Op):
+class Softmax(_Exponentials):
+    """e^(x - max) / sum along an axis, rounded once; NaN along it where the largest is infinite."""
+
+    within_one = level = same_signs = True
+    samples = (
+        sample("f32[4, 3]", axis=1),
+        sample("f32[2, 5, 3]", axis=1),
+        sample("f16[2, 64]", axis=-1),
+        sample([[1000.0, 1001.0], [-1e30, 0.0]], axis=1),
+    )
+
+    def reference(self, x: Array) -> Array:
+        shifted = _below_largest(x, self.axis)
+        e = np.exp(shifted)
+        return narrow(e / e.sum(self.axis, keepdims=True), from_numpy(x.dtype))
+
+
+@dataclass(frozen=True)
+class LogSoftmax(_Exponentials):
     """(x - max) - log(sum of e^(x - max)) along an axis, rounded once."""
 
-    axis: int
-
-    narrowing = Narrowing.KEPT
-    kept_reason = SUMS_POWERS
-    reads_scores = reads_expressions = True
     samples = (
         sample("f32[4, 3]", axis=1),
         sample("f32[2, 5, 3]", axis=0),
         sample([[1000.0, -1000.0]], axis=-1),
     )
 
-    def canonical(self, *types: Type) -> Op:
-        return replace(self, axis=normalise_axis(self.axis, as_tensor(types[0]).rank))
-
-    def infer(self, x: TensorType) -> TensorType:
-        return _along(x, self.axis)
-
-    def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
-        return axis if axis != self.axis else None
-
     def reference(self, x: Array) -> Array:
         shifted = _below_largest(x, self.axis)
         total = np.exp(shifted).sum(self.axis, keepdims=True)
         return narrow(shifted - np.log(total), from_numpy(x.dtype))
 
-    def row_filling(self, axis: int) -> float | None:
-        return -math.inf if axis == self.axis else None
-
-    def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
-        return in_order(value, order, axis=order.index(self.axis))
-
-    def accumulation_length(self, *types: TensorType) -> int:
-        return known_product([types[0].dims[self.axis]])
-
     def error_scale(self, result: Array, *operands: Array) -> Array:
         """The logarithm of a sum is off by as much as the sum, relative to itself."""
         return np.asarray(np.abs(widen(result)) + math.sqrt(result.shape[self.axis]))
-
-
-def _along(x: TensorType, axis: int) -> TensorType:
-    """Return the type of something computed along an axis of floats."""
-    check_kinds(as_tensor(x).dtype, (FLOAT,))
-    normalise_axis(axis, x.rank)
-    return x
 
 
 def _below_largest(x: Array, axis: int) -> Array:
@@ -186,12 +166,14 @@ def _below_largest(x: Array, axis: int) -> Array:
     return np.asarray(wide - np.max(wide, axis, keepdims=True, initial=-np.inf))
 
 
+@dataclass(frozen=True)
 class _Norm(Op, abstract=True):
     """The base of normalisations: operands are x, then optionally a scale and a bias."""
 
     axes: tuple[int, ...]
-    epsilon: float
-    parameters: int
+    epsilon: float = 1e-5
+
+    parameters: ClassVar[int]
     """The largest number of operands after x."""
 
     narrowing = Narrowing.KEPT
@@ -200,7 +182,7 @@ class _Norm(Op, abstract=True):
 
     def canonical(self, *types: Type) -> Op:
         axes = normalise_axes(self.axes, as_tensor(types[0]).rank)
-        return replace(self, axes=axes)  # type: ignore[type-var]
+        return replace(self, axes=axes)
 
     def infer(self, x: TensorType, *given: TensorType) -> TensorType:
         check_kinds(same_dtype(x, *given), (FLOAT,))
@@ -233,7 +215,7 @@ class _Norm(Op, abstract=True):
         if index:
             return None
         needs = tuple(aligned(v, order) for v in value.inputs)
-        moved = replace(self, axes=stored_axes(order, self.axes))  # type: ignore[type-var]
+        moved = replace(self, axes=stored_axes(order, self.axes))
         return LayoutPlan(moved, needs, order)
 
     def accumulation_length(self, *types: TensorType) -> int:
@@ -247,9 +229,6 @@ class LayerNorm(_Norm):
     Mean and variance (of the population) are along `axes`. Scale and bias are optional operands
     that broadcast to x; a bias needs a scale.
     """
-
-    axes: tuple[int, ...]
-    epsilon: float = 1e-5
 
     parameters = 2
     samples = (
@@ -271,9 +250,6 @@ class RmsNorm(_Norm):
 
     The scale is an optional operand that broadcasts to x.
     """
-
-    axes: tuple[int, ...]
-    epsilon: float = 1e-5
 
     same_signs = True
     parameters = 1

@@ -5,7 +5,7 @@ A negative index counts from the end. An index out of range is an ExecutionError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Narrowing, Op, TensorType, Type, Value, sample
 from monograph.ir.layout import LayoutPlan, Need, Order, plain
-from monograph.ir.traits import INDEX, Demand, IntRange, Known
+from monograph.ir.traits import INDEX, Demand, IntRange, Known, RangeOf
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
     as_tensor,
@@ -59,6 +59,7 @@ def demand_point(data: Value, batch: int) -> list[Demand]:
     return [Demand(1, INDEX, 0, min(sizes) - 1, f"an index of {min(sizes)} rows")]
 
 
+@dataclass(frozen=True)
 class IndexedAxis(Op, abstract=True):
     """An op with an `axis` of its first operand."""
 
@@ -69,17 +70,26 @@ class IndexedAxis(Op, abstract=True):
         if x.shape is None:
             return self
         axis = normalise_axis(self.axis, x.rank)
-        return replace(self, axis=axis)  # type: ignore[type-var]
+        return replace(self, axis=axis)
 
 
-@dataclass(frozen=True)
-class Gather(IndexedAxis):
-    """Slices of x along an axis, one for each index: the indices' shape replaces the axis."""
-
-    axis: int
+class Lookup(Op, abstract=True):
+    """The base of ops whose results are elements of the first operand, at indices that are data."""
 
     narrowing = Narrowing.MOVE
     never_larger = looks_up = checks_operands = True
+
+    def degree(self, value: Value, given: Sequence[float]) -> float:
+        return given[0]
+
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
+        return of(value.inputs[0])
+
+
+@dataclass(frozen=True)
+class Gather(Lookup, IndexedAxis):
+    """Slices of x along an axis, one for each index: the indices' shape replaces the axis."""
+
     samples = (
         sample("f32[5, 3]", "i64[2, 4] in -5..4", axis=0),
         sample("f32[2, 5, 3]", "i32[] in 0..4", axis=-2),
@@ -109,14 +119,6 @@ class Gather(IndexedAxis):
         picked = x[(slice(None),) * axis + (bounded(indices, x.shape[axis]),)]
         return np.asarray(picked, x.dtype)
 
-    def degree(self, value: Value, given: Sequence[float]) -> float:
-        return given[0]
-
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
-        return of(value.inputs[0])
-
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return given[0]
 
@@ -138,13 +140,9 @@ class Gather(IndexedAxis):
 
 
 @dataclass(frozen=True)
-class GatherElements(IndexedAxis):
+class GatherElements(Lookup, IndexedAxis):
     """result[i, j, ...] = x[i, indices[i, j, ...], ...], the index standing at the axis."""
 
-    axis: int
-
-    narrowing = Narrowing.MOVE
-    never_larger = looks_up = checks_operands = True
     samples = (
         sample("f32[3, 4]", "i64[3, 2] in -4..3", axis=1),
         sample("f32[3, 4]", "i32[2, 3] in 0..2", axis=0),
@@ -159,14 +157,6 @@ class GatherElements(IndexedAxis):
         picked: Array = x[element_places(x, indices, normalise_axis(self.axis, x.ndim))]
         return picked
 
-    def degree(self, value: Value, given: Sequence[float]) -> float:
-        return given[0]
-
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
-        return of(value.inputs[0])
-
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return given[0]
 
@@ -175,7 +165,7 @@ class GatherElements(IndexedAxis):
 
 
 @dataclass(frozen=True)
-class GatherNd(Op):
+class GatherNd(Lookup):
     """The last dimension of the indices holds coordinates into x; the rest of x follows.
 
     The first `batch_dims` dimensions of both go together and are not indexed.
@@ -183,8 +173,6 @@ class GatherNd(Op):
 
     batch_dims: int = 0
 
-    narrowing = Narrowing.MOVE
-    never_larger = looks_up = checks_operands = True
     samples = (
         sample("f32[2, 3]", [[0, 1], [1, -1]]),
         sample("f32[4, 3]", [[1], [3]]),
@@ -224,14 +212,6 @@ class GatherNd(Op):
             places.append(np.zeros(indices.shape[:-1], np.int64))
             x = np.expand_dims(x, batch)
         return np.asarray(x[tuple(places)], x.dtype)
-
-    def degree(self, value: Value, given: Sequence[float]) -> float:
-        return given[0]
-
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
-        return of(value.inputs[0])
 
     def demands(self, value: Value, given: Sequence[Known]) -> list[Demand]:
         return demand_point(value.inputs[0], self.batch_dims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Narrowing, Op, TensorType, Type, Value, sample
 from monograph.ir.dtype import i64
 from monograph.ir.layout import LayoutPlan, Need, Order, in_order
-from monograph.ir.traits import Affine, IntRange, Known
+from monograph.ir.traits import Affine, IntRange, Known, RangeOf
 from monograph.ops.base import ViewOp, as_tensor, check_allocation, same_dtype
 from monograph.ops.shape import unknown_like, unknown_shape
 
@@ -140,9 +140,7 @@ class Pad(Op):
     def bound(self, value: Value, given: Sequence[float]) -> float:
         return max(given)
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         return None  # the filling may lie outside the range of x
 
     def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:

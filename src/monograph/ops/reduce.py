@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,7 +25,15 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import BOOL, COMPLEX, i64
 from monograph.ir.layout import LayoutPlan, Need, Order, in_order, stored_axes, with_axes, without
-from monograph.ir.traits import MOST_DEGREE, SUMS_MANY, IntRange, Known, index_range, known_product
+from monograph.ir.traits import (
+    MOST_DEGREE,
+    SUMS_MANY,
+    IntRange,
+    Known,
+    RangeOf,
+    index_range,
+    known_product,
+)
 from monograph.ops.base import (
     NUMERIC,
     along_axes,
@@ -50,18 +58,19 @@ def _highest(dtype: DType) -> Any:
     return np.inf if dtype.is_float else np.iinfo(dtype.compute).max
 
 
+@dataclass(frozen=True)
 class Reduction(Op, abstract=True):
     """The base of reductions. Subclasses are dataclasses with `axes` and `keep`."""
 
     axes: tuple[int, ...]
-    keep: bool
+    keep: bool = False
     kinds: ClassVar[tuple[str, ...]] = NUMERIC
 
     reads_expressions = True
 
     def canonical(self, *types: Type) -> Op:
         axes = normalise_axes(self.axes, as_tensor(types[0]).rank)
-        return replace(self, axes=axes)  # type: ignore[type-var]
+        return replace(self, axes=axes)
 
     def infer(self, x: TensorType) -> TensorType:
         check_kinds(as_tensor(x).dtype, self.kinds)
@@ -98,7 +107,7 @@ class Reduction(Op, abstract=True):
 
     def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
         after = order if self.keep else without(order, self.axes)
-        moved = replace(self, axes=stored_axes(order, self.axes))  # type: ignore[type-var]
+        moved = replace(self, axes=stored_axes(order, self.axes))
         return LayoutPlan(moved, (Need(order),), after)
 
     def operand_order(self, value: Value, order: Order) -> Order | None:
@@ -110,9 +119,6 @@ class Reduction(Op, abstract=True):
 @dataclass(frozen=True)
 class ReduceSum(Reduction):
     """The sum along axes, rounded once; integers wrap. Of nothing, 0; along no axis, x."""
-
-    axes: tuple[int, ...]
-    keep: bool = False
 
     narrowing = Narrowing.KEPT
     kept_reason = SUMS_MANY
@@ -148,9 +154,6 @@ class ReduceSum(Reduction):
 class ReduceProd(Reduction):
     """The product along axes, rounded once; integers wrap. Of nothing, 1."""
 
-    axes: tuple[int, ...]
-    keep: bool = False
-
     narrowing = Narrowing.KEPT
     kept_reason = SUMS_MANY
     wide_range = True
@@ -173,9 +176,6 @@ class ReduceProd(Reduction):
 @dataclass(frozen=True)
 class ReduceMax(Reduction):
     """The largest along axes; NaN if any is. Of nothing, the lowest value of the type."""
-
-    axes: tuple[int, ...]
-    keep: bool = False
 
     narrowing = Narrowing.MOVE
     never_larger = True
@@ -201,9 +201,6 @@ class ReduceMax(Reduction):
 class ReduceMin(Reduction):
     """The smallest along axes; NaN if any is. Of nothing, the highest value of the type."""
 
-    axes: tuple[int, ...]
-    keep: bool = False
-
     narrowing = Narrowing.MOVE
     never_larger = True
     kinds = (*NUMERIC, BOOL)
@@ -228,18 +225,19 @@ def _extreme(function: Any, x: Array, axes: tuple[int, ...], keep: bool, empty: 
     return np.asarray(function(x, axis=axes, keepdims=keep, **options))
 
 
+@dataclass(frozen=True)
 class ArgReduction(Op, abstract=True):
     """The base of ArgMax and ArgMin."""
 
     axis: int
-    keep: bool
-    last: bool
+    keep: bool = False
+    last: bool = False
 
     level = reads_expressions = True
 
     def canonical(self, *types: Type) -> Op:
         axis = normalise_axis(self.axis, as_tensor(types[0]).rank)
-        return replace(self, axis=axis)  # type: ignore[type-var]
+        return replace(self, axis=axis)
 
     def infer(self, x: TensorType) -> TensorType:
         check_kinds(as_tensor(x).dtype, NUMERIC)
@@ -261,22 +259,16 @@ class ArgReduction(Op, abstract=True):
 
     def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
         after = order if self.keep else without(order, (self.axis,))
-        moved = replace(self, axis=order.index(self.axis))  # type: ignore[type-var]
+        moved = replace(self, axis=order.index(self.axis))
         return LayoutPlan(moved, (Need(order),), after)
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         return index_range(value.inputs[0].tensor.static[self.axis])
 
 
 @dataclass(frozen=True)
 class ArgMax(ArgReduction):
     """The index of the largest along an axis: the first of equals, or with `last` the last."""
-
-    axis: int
-    keep: bool = False
-    last: bool = False
 
     samples = (
         sample("f32[4, 3]", axis=1),
@@ -292,10 +284,6 @@ class ArgMax(ArgReduction):
 class ArgMin(ArgReduction):
     """The index of the smallest along an axis: the first of equals, or with `last` the last."""
 
-    axis: int
-    keep: bool = False
-    last: bool = False
-
     samples = (
         sample("f32[4, 3]", axis=1),
         sample([[1, 1, 2], [3, 1, 1]], axis=1, last=True),
@@ -305,12 +293,13 @@ class ArgMin(ArgReduction):
         return np.asarray(np.argmin(x, self.axis, keepdims=self.keep), np.int64)
 
 
+@dataclass(frozen=True)
 class Cumulative(Op, abstract=True):
     """The base of running totals."""
 
     axis: int
-    exclusive: bool
-    reverse: bool
+    exclusive: bool = False
+    reverse: bool = False
 
     narrowing = Narrowing.KEPT
     kept_reason = SUMS_MANY
@@ -318,7 +307,7 @@ class Cumulative(Op, abstract=True):
 
     def canonical(self, *types: Type) -> Op:
         axis = normalise_axis(self.axis, as_tensor(types[0]).rank)
-        return replace(self, axis=axis)  # type: ignore[type-var]
+        return replace(self, axis=axis)
 
     def infer(self, x: TensorType) -> TensorType:
         check_kinds(as_tensor(x).dtype, NUMERIC)
@@ -362,10 +351,6 @@ class CumSum(Cumulative):
     """The running sum along an axis; `exclusive` leaves each element itself out, `reverse` runs
     from the end."""
 
-    axis: int
-    exclusive: bool = False
-    reverse: bool = False
-
     neutral = 0
     samples = (
         sample("f32[4, 3]", axis=1),
@@ -384,10 +369,6 @@ class CumSum(Cumulative):
 @dataclass(frozen=True)
 class CumProd(Cumulative):
     """The running product along an axis; `exclusive` and `reverse` as of CumSum."""
-
-    axis: int
-    exclusive: bool = False
-    reverse: bool = False
 
     neutral = 1
     samples = (

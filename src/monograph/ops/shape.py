@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from monograph.ir.layout import (
     with_axes,
     without,
 )
-from monograph.ir.traits import SIZE, Demand, IntRange, Known, united
+from monograph.ir.traits import SIZE, Demand, IntRange, Known, RangeOf, united
 from monograph.ops.base import (
     ViewOp,
     as_tensor,
@@ -385,9 +385,7 @@ class Concat(Op):
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return united(*given)
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         ranges = [r for v in value.inputs if (r := of(v)) is not None]
         if len(ranges) != len(value.inputs):
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from monograph.ir import (
     sample,
 )
 from monograph.ir.dtype import BOOL, STRING, i64
-from monograph.ir.traits import LENGTH, Demand, IntRange, index_range
+from monograph.ir.traits import LENGTH, Demand, IntRange, RangeOf, index_range
 from monograph.ops.base import NUMERIC, as_tensor, check_kinds, known_sizes, normalise_axis, widen
 
 
@@ -81,9 +80,7 @@ class TopK(Op):
         values = x.with_shape((*x.dims[:axis], UNKNOWN, *x.dims[axis + 1 :]))
         return TupleType((values, values.with_dtype(i64)))
 
-    def integer_range(
-        self, value: Value, of: Callable[[Value], IntRange | None], item: int = 0
-    ) -> IntRange | None:
+    def integer_range(self, value: Value, of: RangeOf, item: int = 0) -> IntRange | None:
         """Return the range of the indices, which are the second result."""
         return index_range(value.inputs[0].tensor.static[self.axis]) if item == 1 else None
 
