@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from monograph.ops.resample import Axis, coordinates
+from monograph.ops.image import Axis, coordinates
 from tests.campaign.case import Case, element_type
 from tests.campaign.differences import Seen, difference
 from tests.campaign.known_operands import Operands, has_nan, reads

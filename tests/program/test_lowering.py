@@ -11,8 +11,8 @@ import pytest
 from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import Op
 from monograph.ops.attention import CacheUpdate
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Scan
-from monograph.ops.decoding import DecodeAttention
 from monograph.ops.recurrent import Gru
 from monograph.ops.signal import Dft
 from monograph.ops.sort import NonZero

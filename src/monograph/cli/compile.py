@@ -136,7 +136,7 @@ def tune(
     Example:  monograph tune model.onnx --precision f16 --dim batch=1
     """
     with reporting(as_json, debug):
-        from monograph.report.commands.tune import show_tuned, tune_model
+        from monograph.report.commands.compile import show_tuned, tune_model
 
         chosen = {"precision": precision, "tf32": tf32, "tune": mode}
         chosen["tuning_cache"] = None if cache is None else str(cache)

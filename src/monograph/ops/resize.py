@@ -31,11 +31,11 @@ from monograph.ops.base import (
     check_kinds,
     normalise_axis,
 )
-from monograph.ops.image import TAPS
-from monograph.ops.resample import (
+from monograph.ops.image import (
     COORDINATES,
     CROP,
     ROUNDINGS,
+    TAPS,
     Axis,
     coordinates,
     nearest_places,

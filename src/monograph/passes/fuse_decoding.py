@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from monograph.ir import Graph, Input, Value, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop
-from monograph.ops.decoding import DecodeAttention
 from monograph.ops.subgraph import state_donated
 from monograph.passes.base import Environment, Pass, joined_origins, substitute
 

@@ -14,7 +14,7 @@ import numpy as np
 from monograph.ir import Array, Constant, Value, constant, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add
-from monograph.ops.resample import CROP
+from monograph.ops.image import CROP
 from monograph.ops.resize import Resize
 from monograph.ops.shape import Concat
 from monograph.ops.window import CHANNELS_FIRST

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from monograph.ir import Array, Graph, Value, constant, unpack
-from monograph.ops.decoding import DecodeAttention
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.elementwise import Mul
 from monograph.ops.shape import Broadcast, Reshape, Slice, Transpose
 from tests.cpu.against import feeds_for

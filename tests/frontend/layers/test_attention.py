@@ -9,7 +9,7 @@ import pytest
 
 import monograph
 from monograph.errors import MonographError
-from monograph.frontend.onnx.convert import onnx_1_22
+from monograph.frontend.onnx.convert import attention
 from tests.frontend.nodes import close, node_model, run_node, runtime_node
 
 F32 = 2e-5
@@ -95,7 +95,7 @@ def scores(mode: int, *extra: Any, **options: Any) -> np.ndarray:
 def text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Opset 23 by one of its two texts, whichever ONNX is installed."""
     release = {"published": "1.21.0", "corrected": "1.22.0"}[request.param]
-    monkeypatch.setattr(onnx_1_22.onnx, "__version__", release)
+    monkeypatch.setattr(attention.onnx, "__version__", release)
     return str(request.param)
 
 

@@ -19,8 +19,8 @@ from monograph.codegen.triton.module.kernel import Arch, Candidate, GpuContext, 
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop
-from monograph.ops.decoding import DecodeAttention
 from monograph.ops.elementwise import Add, Less, Sub
 from monograph.ops.reduce import ReduceMax
 from monograph.passes.base import Environment, substitute

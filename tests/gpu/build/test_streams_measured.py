@@ -19,7 +19,7 @@ import monograph
 from monograph.ir import Graph, Input, TensorType, constant
 from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
-from monograph.report.commands.tune import Tuned, show_tuned
+from monograph.report.commands.compile import Tuned, show_tuned
 from monograph.runtime.gpu.build import stream_tuning
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, key_of, launch_order, planned
 from monograph.runtime.gpu.build.tuning_cache import TuningCache

@@ -20,14 +20,14 @@ from monograph.ir import Array, DType, Graph, Item, TensorType, Value, constant,
 from monograph.ir.dtype import f32, f64
 from monograph.ir.evaluate import apply
 from monograph.ops.cast import Cast
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop, Scan
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
-from monograph.ops.decoding import DecodeAttention
 from monograph.ops.deferred import Require
+from monograph.ops.image import CROP, nearest_places
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Iota
-from monograph.ops.resample import CROP, nearest_places
 from monograph.ops.resize import NEAREST, STRETCH, Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, ShapeOf, Slice, Transpose, Unsqueeze
 from monograph.ops.signal import Dft, MelWeights

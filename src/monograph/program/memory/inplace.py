@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monograph.ir import Graph, Item, Op, Value
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop
-from monograph.ops.decoding import DecodeAttention
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.op_classes import is_join, is_native, is_view
 from monograph.program.fusion.region import Element, Region, counters, resolve

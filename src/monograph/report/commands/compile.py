@@ -1,4 +1,4 @@
-"""The command `monograph compile`: compile a model ahead of time."""
+"""The commands `monograph compile` and `monograph tune`: compile ahead of time, measure kernels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rich.console import Console
 
 from monograph.errors import ConfigError
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising, check_folder
+from monograph.report.render.console import table
 from monograph.report.render.tables import count_text
 from monograph.runtime.cache.store import is_package
+from monograph.runtime.progress import until_ready
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,137 @@ def show_compiled(out: Console, model: str, found: Compiled) -> None:
         highlight=False,
     )
     out.print(f"{found.path}: {found.nbytes:,} bytes", highlight=False)
+
+
+LABEL = 60
+"""The longest problem in the table, in characters."""
+
+
+@dataclass(frozen=True)
+class TuningChoice:
+    """A problem and the kernel chosen for it."""
+
+    problem: str
+    winner: str
+    default: str
+    us: float
+    default_us: float | None
+    """None if the default kernel fails."""
+    rivals: int
+    steps: int
+    """The number of steps with this problem."""
+
+    @property
+    def saved(self) -> float:
+        """The microseconds per run that the choice saves."""
+        return 0.0 if self.default_us is None else self.steps * (self.default_us - self.us)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The kernels chosen for a model."""
+
+    device: str
+    cache: Path | None
+    choices: tuple[TuningChoice, ...]
+    measured: int
+    """The number of problems that were measured now."""
+    seconds: float
+    streams: tuple[dict[str, Any], ...] = ()
+    """The time of a whole run on one or more streams, and the choice."""
+
+    @property
+    def chosen_us(self) -> float:
+        return sum(c.steps * c.us for c in self.choices)
+
+    @property
+    def default_us(self) -> float:
+        return sum(c.steps * (c.default_us or c.us) for c in self.choices)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "cache": None if self.cache is None else str(self.cache),
+            "measured": self.measured,
+            "seconds": self.seconds,
+            "chosen_us": self.chosen_us,
+            "default_us": self.default_us,
+            "streams": list(self.streams),
+            "problems": [vars(c) | {"saved_us": c.saved} for c in self.choices],
+        }
+
+
+def tune_model(request: RunRequest, note: Notes) -> Tuned:
+    """Measure the kernels of a model that the tuning cache does not hold."""
+    _check(request)
+    started = time.perf_counter()
+    with until_ready(request.progress):
+        session = request.load()
+        feeds = request.inputs(session, about_sizes(note)).feeds
+        session.run(feeds)  # also what data decide the sizes of
+    from monograph.runtime.gpu.build.tune import problem_key
+    from monograph.runtime.gpu.target import GpuBackend
+
+    side = session.gpu
+    if not isinstance(side, GpuBackend) or not side.device.measures:
+        raise ConfigError(
+            "nothing can be measured on this target", expected="gpu | gpu:N", given=request.target
+        )
+    count: dict[str, int] = {}
+    for program in session.executable(feeds).programs:
+        for step in program.steps:
+            key = problem_key(program, step, session.config.tf32)
+            count[key] = count.get(key, 0) + 1
+    choices = [
+        TuningChoice(
+            entry["problem"],
+            entry["winner"],
+            entry["default"],
+            entry["us"][entry["winner"]],
+            entry["us"].get(entry["default"]),
+            len(entry["us"]),
+            count[key],
+        )
+        for key, entry in side.tuner.used.items()
+        if key in count
+    ]
+    choices.sort(key=lambda c: -c.steps * c.us)
+    path, taken = side.tuner.cache.path, time.perf_counter() - started
+    streams = () if side.streams is None else tuple(side.streams.used.values())
+    return Tuned(side.device.name, path, tuple(choices), side.tuner.measured, taken, streams)
+
+
+def _check(request: RunRequest) -> None:
+    mode = request.options.get("tune")
+    if mode not in ("fast", "full"):
+        raise ConfigError("this command measures", expected="--tune fast | full", given=mode)
+    if not str(request.target).startswith("gpu"):
+        raise ConfigError(
+            "only GPUs have kernels to choose among", expected="gpu | gpu:N", given=request.target
+        )
+
+
+def show_tuned(out: Console, model: str, found: Tuned) -> None:
+    """Print the choices, the slowest problems first."""
+    columns = ("problem", "steps", "chosen", "us", "default", "us", "of")
+    rows = table(f"{model} on {found.device}", *columns, right=(1, 3, 5, 6))
+    for c in found.choices:
+        default = "the same" if c.winner == c.default else c.default
+        us = "fails" if c.default_us is None else f"{c.default_us:.1f}"
+        rows.add_row(
+            c.problem[:LABEL], str(c.steps), c.winner, f"{c.us:.1f}", default, us, str(c.rivals)
+        )
+    out.print(rows)
+    known = len(found.choices) - found.measured
+    gain = found.default_us / found.chosen_us if found.chosen_us else 1.0
+    out.print(
+        f"{found.chosen_us:.0f} us a run in these steps instead of {found.default_us:.0f} by the"
+        f" defaults: {gain:.2f}x as fast; {found.measured} problems measured,"
+        f" {max(known, 0)} known before, {found.seconds:.1f} s",
+        highlight=False,
+    )
+    for entry in found.streams:
+        us = ", ".join(f"{name} {taken:.1f} us" for name, taken in entry["us"].items())
+        out.print(f"{entry['problem']}: {entry['winner']} chosen ({us})", highlight=False)
+    if found.cache is not None:
+        out.print(f"kept in {found.cache}", highlight=False)

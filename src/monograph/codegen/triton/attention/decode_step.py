@@ -45,7 +45,7 @@ from monograph.ir import Constant, Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
 from monograph.ops.attention import Rope
 from monograph.ops.cast import Cast
-from monograph.ops.decoding import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
+from monograph.ops.composite import COS, COUNTS, KEYS, STARTS, VALUES, DecodeAttention, K, Q, V
 from monograph.ops.elementwise import Add, Sub
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.op_classes import is_view

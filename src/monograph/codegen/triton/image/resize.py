@@ -14,7 +14,7 @@ from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
-from monograph.ops.resample import CROP, nearest_places, taps, used_taps
+from monograph.ops.image import CROP, nearest_places, taps, used_taps
 from monograph.ops.resize import LINEAR, NEAREST, Resize, whole_number
 from monograph.ops.scalar import Scalar
 

@@ -13,9 +13,9 @@ from monograph.codegen.triton.module.kernel import KERNELS, Candidate, Candidate
 from monograph.ir import Constant, Graph, Input, Value
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.cast import Cast
+from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop
 from monograph.ops.conv import Conv
-from monograph.ops.decoding import DecodeAttention
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.program.dynamic.bounded import BoundedLoop

@@ -93,6 +93,12 @@ def mod(n: Node) -> Value:
     return ew.Mod(truncated=n.attr_flag("fmod") or x.dtype.is_float)(x, n.input(1))
 
 
+@converter("Mod", since=28)
+def mod_28(n: Node) -> Value:
+    """Convert Mod; floats may take the sign of the divisor too."""
+    return ew.Mod(truncated=n.attr_flag("fmod"))(n.input(0), n.input(1))
+
+
 @converter("Pow")
 def power(n: Node) -> Value:
     """Convert Pow. The result has the type of x, so another exponent is cast to it first."""
