@@ -15,7 +15,7 @@ from monograph.report.commands.execute import RunRequest
 from monograph.report.commands.launch_regions import launching_of_model
 from monograph.report.commands.replay import ReplayResult, verify_replay
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph
 from monograph.session import load
 from tests.cli.calls import call, call_json
 from tests.gpu import gpu_models
@@ -71,11 +71,11 @@ def test_replays_give_the_bits_of_eager_runs(model: Path) -> None:
 def test_a_graph_that_keeps_old_addresses_is_found(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forgets(self: Recorded, addresses: list[int]) -> int:
+    def forgets(self: CapturedGraph, addresses: list[int]) -> int:
         self.addresses = list(addresses)
         return 0
 
-    monkeypatch.setattr(Recorded, "rebind", forgets)
+    monkeypatch.setattr(CapturedGraph, "rebind", forgets)
     found = check(model)
     assert not found.ok
     assert any("have other bits" in p for c in found.cases for p in c.problems)

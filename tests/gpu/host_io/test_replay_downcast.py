@@ -225,9 +225,9 @@ def test_ways_are_known_by_their_names() -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 def test_where_it_is_not_possible_the_nearest_is_taken(writes: bool) -> None:
-    mode = TransferMode(writes=writes, early=True, narrowed=True)
+    mode = TransferMode(writes=writes, overlapped=True, narrowed=True)
     assert nearest(mode, ALL_MODES) == mode
-    assert nearest(mode, FULL_WIDTH) == TransferMode(writes=writes, early=True)
+    assert nearest(mode, FULL_WIDTH) == TransferMode(writes=writes, overlapped=True)
     assert nearest(mode, [w for w in FULL_WIDTH if w not in OVERLAPPED]) == TransferMode(
         writes=writes
     )

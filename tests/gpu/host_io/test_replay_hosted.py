@@ -90,7 +90,7 @@ def replayed(
 def test_the_fastest_way_is_taken_and_kept(
     best: TransferMode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if best.ahead:
+    if best.pieces:
         monkeypatch.setattr(overlapped_upload, "LARGEST", 4)
     clock = Clock(monkeypatch, best)
     for turn in range(2):
@@ -105,13 +105,13 @@ def test_the_fastest_way_is_taken_and_kept(
         assert replay.executable.runs == 5
         assert driver.live["graph"] == driver.live["executable"] == 1
         if turn:
-            copies = (0 if best.writes else 1) + 5 * 2 if best.ahead else COPIES[best]
+            copies = (0 if best.writes else 1) + 5 * 2 if best.pieces else COPIES[best]
             assert driver.calls["copy"] == copies
     (entry,) = TuningCache.open(tmp_path / "tuning.json").of("here").values()
     assert entry["winner"] == str(best)
     assert entry["problem"] == "arrays of the host: 32 bytes in, 64 bytes out"
     assert set(entry["us"]) == {
-        str(mode) for mode in (*BASIC, *(PIECEWISE if best.ahead else OVERLAPPED))
+        str(mode) for mode in (*BASIC, *(PIECEWISE if best.pieces else OVERLAPPED))
     }
 
 

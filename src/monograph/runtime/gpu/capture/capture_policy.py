@@ -10,7 +10,7 @@ from monograph.errors import ConfigError
 from monograph.runtime.counts import MODES, OFF, REQUIRE, Counts, RunCounters
 from monograph.runtime.executable import Feeds, Outputs, Stream, WrappedExecutable
 from monograph.runtime.gpu.bound_program import GpuProgram
-from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph
 from monograph.runtime.gpu.capture.launches import not_copied
 from monograph.runtime.gpu.driver.graphs import GraphError, UncapturableError
 from monograph.runtime.outputs import NOTHING
@@ -57,7 +57,7 @@ class CapturePolicy:
         self._tally.say(reason)
         self.counts.fallbacks[reason] += 1
 
-    def attempt(self, make: Callable[[], Recorded]) -> Recorded | None:
+    def attempt(self, make: Callable[[], CapturedGraph]) -> CapturedGraph | None:
         """A recording; None if it failed. Nothing has been launched in either case."""
         try:
             recorded = make()

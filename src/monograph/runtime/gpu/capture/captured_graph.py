@@ -117,7 +117,7 @@ def _place(graphs: Graphs, node: object, copy: CopyNode, at: int) -> Place:
     return params, params.word(0, at), 0
 
 
-class Recorded:
+class CapturedGraph:
     """An executable graph, its addresses, and the words of its nodes that hold them."""
 
     def __init__(
@@ -139,9 +139,9 @@ class Recorded:
         """Memory that nodes point to: that of libraries, buffers for copies."""
         self.marked: set[int] = set()
         """Streams that its memory is known to be used on."""
-        self.ahead = 0
+        self.upload_address = 0
         """The address that inputs are copied to before a launch; 0 if the graph copies them."""
-        self.early = False
+        self.overlapped = False
         """True if the graph is launched before the inputs arrive."""
         self.narrowed = False
         """True if some inputs are rounded during the upload."""
@@ -259,7 +259,7 @@ class GraphBuilder:
             for here, before in zip(kept, saved, strict=True):
                 here.copy_(before)
 
-    def make(self, memory: Memory) -> Recorded:
+    def make(self, memory: Memory) -> CapturedGraph:
         """A graph of the launches, on the memory of a first run."""
         self.prepare(memory)
         recorder = self._recorder()
@@ -298,7 +298,7 @@ class GraphBuilder:
         memory: Memory,
         words: Mapping[int, list[Word]],
         staging: Staging,
-    ) -> Recorded:
+    ) -> CapturedGraph:
         placed = {**memory, **staging.memory}
         try:
             places = places_of(self.executable, self.graphs, taken, self.exact, placed)
@@ -317,7 +317,7 @@ class GraphBuilder:
             places = {n: p for n, p in places.items() if n not in staging.memory}
             places |= staging.places(self.graphs, taken)
             addresses = {n: m.data_ptr() for n, m in memory.items()}
-            made = Recorded(self.graphs, taken, places, addresses)
+            made = CapturedGraph(self.graphs, taken, places, addresses)
         except BaseException:
             taken.graph.close()
             raise

@@ -16,7 +16,7 @@ import torch
 from monograph.errors import ExecutionError
 from monograph.runtime.counts import Counts
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
-from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.driver.graphs import Graphs, Handle, Start
@@ -56,7 +56,7 @@ class Launches:
         self.counts = counts
         self.lock = executable.lock
         self.process = HERE[0]
-        self.made: dict[Hashable, Recorded] = {}
+        self.made: dict[Hashable, CapturedGraph] = {}
         self._events: list[Handle] = []
 
     def check_process(self) -> None:
@@ -95,7 +95,7 @@ class Launches:
             self.graphs.used_on(owned, stream)
 
     def launch(
-        self, recorded: Recorded, addresses: list[int], stream: int, start: Start | None = None
+        self, recorded: CapturedGraph, addresses: list[int], stream: int, start: Start | None = None
     ) -> None:
         """Moves the ports that have moved, and launches; by native code, where that is given."""
         if self.executable.last_stream != stream:
@@ -114,7 +114,7 @@ class Launches:
         for copied in recorded.copied:
             self.counts.staged[copied] += 1
 
-    def forget(self, recorded: Recorded) -> None:
+    def forget(self, recorded: CapturedGraph) -> None:
         self.made = {k: r for k, r in self.made.items() if r is not recorded}
 
     def marked(self, stream: int) -> Mark:

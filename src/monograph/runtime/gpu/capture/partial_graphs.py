@@ -16,7 +16,7 @@ from monograph.program.launch_regions import NO_CONDITIONS, step_name
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import every_record
 from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
-from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph, GraphBuilder
 from monograph.runtime.gpu.capture.control import needs_conditions
 from monograph.runtime.gpu.capture.launches import Launches
 
@@ -140,7 +140,7 @@ def _names(executable: GpuProgram, spans: Sequence[tuple[int, int]]) -> list[str
 
 def launch_on(
     launches: Launches,
-    recorded: Recorded,
+    recorded: CapturedGraph,
     memory: Mapping[str, torch.Tensor],
     stream: int,
     in_part: bool = False,

@@ -28,7 +28,7 @@ from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, StreamTuner
 from monograph.runtime.gpu.capture.async_run import End, Memory, started, stream_number
 from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
-from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph, GraphBuilder
 from monograph.runtime.gpu.capture.control import (
     ConditionalLaunch,
     decides_on_foreign,
@@ -122,7 +122,7 @@ class Replay(WrappedExecutable):
         return self.executable.own_bytes + sum(int(t.nbytes) for t in staged.values())
 
     @property
-    def _recorded(self) -> Recorded | None:
+    def _recorded(self) -> CapturedGraph | None:
         return self._launches.made.get(TENSORS)
 
     @property
@@ -325,7 +325,7 @@ class Replay(WrappedExecutable):
         self.executable.runs += 1
         return self._launches.noted()
 
-    def _warm_up(self, recorded: Recorded) -> None:
+    def _warm_up(self, recorded: CapturedGraph) -> None:
         """Let later runs take the fast path."""
         replay = try_replay(self._launches, recorded)
         if self.executable.notes is None:

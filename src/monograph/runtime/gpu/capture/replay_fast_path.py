@@ -13,7 +13,7 @@ import torch
 
 from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.bound_program import DevicePort
-from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph
 from monograph.runtime.gpu.capture.launches import HERE, TENSORS, THREAD, Launches, Mark
 from monograph.runtime.gpu.device_faults import FaultReport, Notes
 from monograph.runtime.gpu.driver.graphs import Graphs
@@ -39,7 +39,7 @@ def decline(feeds: Feeds, out: Feeds = NOTHING, on: Any = None) -> None:
     """Return None: there is no graph yet."""
 
 
-def try_replay(launches: Launches, recorded: Recorded) -> TryReplay:
+def try_replay(launches: Launches, recorded: CapturedGraph) -> TryReplay:
     """A run of a graph on dense tensors of the device, as it takes them.
 
     It is one long function on purpose: what a run looks up are locals of this one, and every call

@@ -14,7 +14,7 @@ from monograph.errors import ConfigError, ExecutionError
 from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.capture.capture import Place, Recording, places_of
 from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
-from monograph.runtime.gpu.capture.captured_graph import GraphBuilder, Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph, GraphBuilder
 from monograph.runtime.gpu.capture.launches import ARRAYS, HERE, Launches, enter
 from monograph.runtime.gpu.capture.replay_fast_path import BUSY, stream_of
 from monograph.runtime.gpu.device_faults import FaultReport
@@ -121,7 +121,7 @@ class HostRuns:
                     return self._launch(fetches, given, NOTHING, stream, True, addresses)
             return self._launch(recorded, given, NOTHING, stream, fits=True)
 
-    def _pinned_graph(self, mode: TransferMode, own: Mapping[str, int]) -> Recorded:
+    def _pinned_graph(self, mode: TransferMode, own: Mapping[str, int]) -> CapturedGraph:
         """Build a graph that reads pinned arrays."""
         return build_graph(self._maker, self.ring.layout, self.ring.take(), mode, own)
 
@@ -137,7 +137,7 @@ class HostRuns:
 
     def _launch(
         self,
-        recorded: Recorded,
+        recorded: CapturedGraph,
         feeds: Mapping[str, Any],
         out: Mapping[str, Any],
         stream: int,
@@ -192,7 +192,7 @@ class HostRuns:
 
     def _fill(
         self,
-        recorded: Recorded,
+        recorded: CapturedGraph,
         staging: StagingBuffer,
         feeds: Mapping[str, Any],
         stream: int,
@@ -206,12 +206,12 @@ class HostRuns:
         if recorded.narrowed:
             self._downcast_upload.aim(staging.address, staging.control, *staging.dense(feeds))
             return self._downcast_upload
-        if not recorded.ahead:
+        if not recorded.upload_address:
             if not fits:
                 staging.fill(feeds)
-            elif not recorded.early:
+            elif not recorded.overlapped:
                 staging.fill_fitting(feeds)
-            if not recorded.early:
+            if not recorded.overlapped:
                 return None
             self._upload.aim(
                 staging.address, staging.control, staging.addresses(feeds) if fits else ()
@@ -219,7 +219,7 @@ class HostRuns:
             return self._upload
         if self._launches.executable.last_stream != stream:
             self._launches.order(stream)
-        send, to, source = self._launches.graphs.send, recorded.ahead, staging.address
+        send, to, source = self._launches.graphs.send, recorded.upload_address, staging.address
         staging.fill_in_pieces(feeds, lambda at, count: send(stream, to + at, source + at, count))
         return None
 
@@ -260,7 +260,7 @@ class HostRuns:
         staging.user = Pending(finish, done, repeatable=True)
         return staging.user
 
-    def _graph(self, stream: int) -> Recorded | None:
+    def _graph(self, stream: int) -> CapturedGraph | None:
         """Return the graph of such runs, built now if necessary; None if it cannot be built."""
         found = self._launches.made.get(ARRAYS)
         if found is not None or not self._policy.wanted():
@@ -278,7 +278,7 @@ class HostRuns:
             self._launches.made[ARRAYS] = found
         return found
 
-    def _chosen(self, staging: StagingBuffer, stream: int) -> Recorded:
+    def _chosen(self, staging: StagingBuffer, stream: int) -> CapturedGraph:
         """Build the graph of the fastest mode, which is known or measured now on scratch memory."""
         make = partial(build_graph, self._maker, self.ring.layout, staging)
         executable = self._launches.executable
@@ -297,13 +297,13 @@ class HostRuns:
     def _candidates(self) -> tuple[TransferMode, ...]:
         return candidate_modes(self.ring.layout, self._launches.graphs.waits_for_inputs)
 
-    def _fastest(self, staging: StagingBuffer, stream: int) -> Recorded:
+    def _fastest(self, staging: StagingBuffer, stream: int) -> CapturedGraph:
         assert self._measured is not None
         executable, graphs = self._launches.executable, self._launches.graphs
-        made: dict[TransferMode, Recorded] = {}
+        made: dict[TransferMode, CapturedGraph] = {}
         feeds = {name: np.zeros(shape, kind) for name, shape, kind in self._inputs}
 
-        def run(recorded: Recorded) -> None:
+        def run(recorded: CapturedGraph) -> None:
             start = self._fill(recorded, staging, feeds, stream, True)
             staging.use.state = LAUNCHED
             if start is None:
@@ -338,7 +338,7 @@ def build_graph(
     staging: StagingBuffer,
     mode: TransferMode,
     own: Mapping[str, int] = ALL_GATHERED,
-) -> Recorded:
+) -> CapturedGraph:
     """Build a graph whose only moving address is a staging buffer, and `own` arrays by port."""
     graphs = maker.graphs
     place = maker.executable.device.place
@@ -352,8 +352,8 @@ def build_graph(
     memory |= {name: here[name] for name in direct}
     start, first, last = block.data_ptr(), layout.in_to, layout.nbytes - layout.out_from
     at = layout.out_from
-    brings = first and not mode.reads and not mode.ahead
-    control = staging.control if mode.early else 0
+    brings = first and not mode.reads and not mode.pieces
+    control = staging.control if mode.overlapped else 0
     narrow = (layout.narrowed, layout.narrow_to) if mode.narrowed else ()
     copy = CopyNode(start, staging.address, first, TO_DEVICE, control, *narrow)
     bring = {"before": copy} if brings else {}
@@ -367,13 +367,13 @@ def build_graph(
             found = places_of(maker.executable, graphs, taken, maker.exact, memory)
             for port, offset in direct.items():
                 places[STAGING] += [(p, w, offset + behind) for p, w, behind in found.get(port, ())]
-        made = Recorded(graphs, taken, places, {STAGING: staging.address, **own})
+        made = CapturedGraph(graphs, taken, places, {STAGING: staging.address, **own})
     except BaseException:
         taken.graph.close()
         raise
     made.kept += [recorder.pool, block]
-    made.ahead = start if mode.ahead else 0
-    made.early, made.narrowed = mode.early, mode.narrowed
+    made.upload_address = start if mode.pieces else 0
+    made.overlapped, made.narrowed = mode.overlapped, mode.narrowed
     made.writes = mode.writes
     return made
 
@@ -400,7 +400,7 @@ def _places_of_copies(
     """Return the pointer parameters of the copies, by what moves."""
     early = [(1, 0, 0), (2, 0, layout.control)]
     expected = {
-        "before": early if mode.early else [(0, 8, 0)],
+        "before": early if mode.overlapped else [(0, 8, 0)],
         "after": [(0, 0, layout.out_from)],
     }
     for port, (at, _) in layout.ports().items():

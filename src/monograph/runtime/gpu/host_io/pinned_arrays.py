@@ -19,7 +19,7 @@ import numpy as np
 
 from monograph.runtime.forking import ForkLock
 from monograph.runtime.gpu.bound_program import GpuLayout
-from monograph.runtime.gpu.capture.captured_graph import Recorded
+from monograph.runtime.gpu.capture.captured_graph import CapturedGraph
 from monograph.runtime.gpu.capture.launches import Launches
 from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle
 from monograph.runtime.gpu.host_io.pinned_staging import nbytes
@@ -202,8 +202,8 @@ class PinnedInputs:
             made.addresses = [made.addresses[0], *(0 for _ in pages)]
 
     def graph(
-        self, addresses: Sequence[int], make: Callable[[Mapping[str, int]], Recorded]
-    ) -> Recorded | None:
+        self, addresses: Sequence[int], make: Callable[[Mapping[str, int]], CapturedGraph]
+    ) -> CapturedGraph | None:
         """Return the graph that reads pinned arrays, built by `make` from ports and addresses.
 
         Returns None if it cannot be built; runs then use another graph.

@@ -34,23 +34,23 @@ class TransferMode(NamedTuple):
 
     reads: bool = False
     writes: bool = False
-    ahead: bool = False
+    pieces: bool = False
     """Inputs are copied in pieces while the host still gathers the rest."""
-    early: bool = False
+    overlapped: bool = False
     """The graph is launched first and reads inputs as they arrive (overlapped upload)."""
     narrowed: bool = False
     """The host also rounds inputs that the program would round first (downcast)."""
 
     def __str__(self) -> str:
-        early = NARROWED if self.narrowed else EARLY if self.early else COPY
-        taken = PIECES if self.ahead else DIRECT if self.reads else early
+        early = NARROWED if self.narrowed else EARLY if self.overlapped else COPY
+        taken = PIECES if self.pieces else DIRECT if self.reads else early
         return f"{taken} in, {DIRECT if self.writes else COPY} out"
 
 
 PLAIN = TransferMode()
 BASIC = (PLAIN, TransferMode(writes=True), TransferMode(reads=True, writes=True))
-PIECEWISE = (TransferMode(writes=True, ahead=True), TransferMode(ahead=True))
-OVERLAPPED = (TransferMode(writes=True, early=True), TransferMode(early=True))
+PIECEWISE = (TransferMode(writes=True, pieces=True), TransferMode(pieces=True))
+OVERLAPPED = (TransferMode(writes=True, overlapped=True), TransferMode(overlapped=True))
 DOWNCAST = tuple(mode._replace(narrowed=True) for mode in OVERLAPPED)
 FULL_WIDTH = (*BASIC, *OVERLAPPED)
 ALL_MODES = (*FULL_WIDTH, *PIECEWISE, *DOWNCAST)
@@ -77,7 +77,7 @@ def fastest(times: Mapping[TransferMode, float]) -> TransferMode:
 def nearest(mode: TransferMode, possible: Sequence[TransferMode]) -> TransferMode:
     """Return a stored mode, or the most similar one that is possible here."""
     wide = mode._replace(narrowed=False)
-    like = (mode, wide, wide._replace(early=False), PLAIN)
+    like = (mode, wide, wide._replace(overlapped=False), PLAIN)
     return next(found for found in like if found in possible)
 
 
