@@ -19,7 +19,7 @@ from benchmarks.decoders import build
 
 import monograph
 from monograph.generate.engine.engine import Engine
-from monograph.generate.engine.pipelined_step import Ahead
+from monograph.generate.engine.pipelined_step import PipelinedStep
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.runtime.gpu import target
 from tests.generate.test_recorded import MEAN_SQUARE, check_recorded
@@ -147,7 +147,7 @@ def test_a_token_does_not_wait_for_the_step_behind_it(
     found = [*islice(stream, 4)]
     begin = Engine._begin
 
-    def slowly(engine: Engine, tokens: Any, position: Any) -> Ahead:
+    def slowly(engine: Engine, tokens: Any, position: Any) -> PipelinedStep:
         torch.cuda._sleep(1_000_000_000)  # half a second in front of the step
         return begin(engine, tokens, position)
 

@@ -15,7 +15,7 @@ from monograph.errors import FeedError, MonographError
 from monograph.generate.discover.decoder import Decoder
 from monograph.generate.discover.folder import Settings
 from monograph.generate.engine.arrays import Arrays, Logits, arrays_of
-from monograph.generate.engine.pipelined_step import Ahead
+from monograph.generate.engine.pipelined_step import PipelinedStep
 from monograph.generate.engine.samplers import Samplers
 from monograph.generate.prompts import check_buckets, make_buckets
 from monograph.generate.rewrite.loop import LoopModel
@@ -72,7 +72,7 @@ class Engine:
         self._next: Any = None
         self._position: Any = None
         self._ones: Any = None
-        self._ahead: Ahead | None = None
+        self._ahead: PipelinedStep | None = None
         """A step that was started before it is requested."""
         self._ended = 0.0
         """The time when the step before it ended."""
@@ -164,14 +164,14 @@ class Engine:
         """Return True if a step may run in vain: not if it marks tokens as seen."""
         return self.session.gpu is not None and SEEN not in self.state
 
-    def _begin(self, tokens: Any, position: Any) -> Ahead:
+    def _begin(self, tokens: Any, position: Any) -> PipelinedStep:
         """Start a step without waiting."""
         self.settle()
         feeds, places = self._given(tokens, position, self._ones)
         pending = self.session.run_async(feeds, out=places)
-        return Ahead(self.session, tokens, self._data, pending, self._arrays.mark())
+        return PipelinedStep(self.session, tokens, self._data, pending, self._arrays.mark())
 
-    def _finish(self, step: Ahead, further: bool) -> Array:
+    def _finish(self, step: PipelinedStep, further: bool) -> Array:
         """Wait for a started step, after the next one is started too."""
         self._next = self._made_logits = None  # unknown until the run ends
         made = step.enqueued() if further else None

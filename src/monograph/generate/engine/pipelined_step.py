@@ -16,7 +16,7 @@ from monograph.session import Session
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PipelinedStep:
     """A step that was started, and its arguments."""
 
     session: Session
