@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,17 @@ from monograph.runtime.cpu.launch import (
 from monograph.runtime.cpu.native import NativeCode, compile_modules
 from monograph.runtime.executable import Executable
 from monograph.runtime.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What the parts of one run share."""
+
+    workspace: Workspace
+    bound: Mapping[int, Array]
+    feeds: Mapping[str, Any]
+    held: dict[Value, Any] = field(default_factory=dict)
+    """Values without memory in the program, which the host computed."""
 
 
 class CpuExecutable(NativeExecutable):
@@ -107,86 +118,52 @@ class CpuExecutable(NativeExecutable):
     def _run_parts(
         self, workspace: Workspace, bound: dict[int, Array], feeds: Mapping[str, Any]
     ) -> list[Any]:
-        held: dict[Value, Any] = {}
-        self._run_segments(workspace, bound, held, feeds)
-        results = [
-            self._read(v, workspace, bound, held, feeds) for _, v in self.program.graph.outputs
-        ]
+        run = RunState(workspace, bound, feeds)
+        self._run_segments(run)
+        results = [self._read(v, run) for _, v in self.program.graph.outputs]
         # What the host computed may be a view of an input, of a constant or of another result.
         own = [buffer >= 0 for buffer in self.layout.results]
         return [r if mine else fresh(r) for r, mine in zip(results, own, strict=True)]
 
-    def _run_segments(
-        self,
-        workspace: Workspace,
-        bound: Mapping[int, Array],
-        held: dict[Value, Any],
-        feeds: Mapping[str, Any],
-    ) -> None:
-        """Runs native functions and what is between them (runtime/observed.py looks on here)."""
+    def _run_segments(self, run: RunState) -> None:
+        """Runs native functions and what is between them (`instrumented.py` looks on here)."""
         for segment in self.module.segments:
             if isinstance(segment, Segment):
-                self._launch(self._functions[segment.function], workspace)
+                self._launch(self._functions[segment.function], run.workspace)
             else:
-                self._host(segment, workspace, bound, held, feeds)
+                self._host(segment, run)
 
-    def _host(
-        self,
-        step: Step,
-        workspace: Workspace,
-        bound: Mapping[int, Array],
-        held: dict[Value, Any],
-        feeds: Mapping[str, Any],
-    ) -> None:
+    def _host(self, step: Step, run: RunState) -> None:
         """Runs a step by its reference, between native functions."""
-        known: dict[Value, Any] = {}
-        for v in step.region.inputs:
-            known[v] = self._read(v, workspace, bound, held, feeds)
+        known = {v: self._read(v, run) for v in step.region.inputs}
         for v in step.region.body:
             known[v] = apply(v, [known[i] for i in v.inputs])
         for v in step.region.outputs:
-            self._write(v, known[v], workspace, bound, held)
+            if v in self.program.places.storage:
+                self._view(v, run)[...] = known[v]
+            else:
+                run.held[v] = known[v]
 
-    def _write(
-        self,
-        value: Value,
-        result: Any,
-        workspace: Workspace,
-        bound: Mapping[int, Array],
-        held: dict[Value, Any],
-    ) -> None:
+    def _read(self, value: Value, run: RunState) -> Any:
+        if value in run.held:
+            return run.held[value]
         if value in self.program.places.storage:
-            self._view(value, workspace, bound)[...] = result
-        else:
-            held[value] = result
-
-    def _read(
-        self,
-        value: Value,
-        workspace: Workspace,
-        bound: Mapping[int, Array],
-        held: Mapping[Value, Any],
-        feeds: Mapping[str, Any],
-    ) -> Any:
-        if value in held:
-            return held[value]
-        if value in self.program.places.storage:
-            return self._view(value, workspace, bound)
+            return self._view(value, run)
         if isinstance(value.op, Input):
-            return feeds[value.op.label]
+            return run.feeds[value.op.label]
         return apply(value, [])  # a constant that has no memory, such as one of strings
 
-    def _view(self, value: Value, workspace: Workspace, bound: Mapping[int, Array]) -> Array:
+    def _view(self, value: Value, run: RunState) -> Array:
         """A stored value as numpy sees it."""
         place = self.program.places.storage[value]
         if place.buffer.kind == CONSTANT:
             return apply(value, [])  # type: ignore[no-any-return]
         size = place.buffer.dtype.itemsize
-        memory, start = workspace.arena, place.offset * size
+        memory, start = run.workspace.arena, place.offset * size
         if place.buffer.kind == TEMPORARY:
             start += self.module.offsets[place.buffer.id]
         else:
-            memory = bound[place.buffer.id].reshape(-1).view(np.uint8)
+            memory = run.bound[place.buffer.id].reshape(-1).view(np.uint8)
         strides = tuple(s * size for s in place.strides)
         return np.ndarray(
             value.tensor.static, place.buffer.dtype.numpy, memory.data, start, strides

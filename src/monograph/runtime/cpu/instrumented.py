@@ -3,7 +3,7 @@
 Both are compiled from the same program as a plain run, from the same kernels, into the same plan
 of memory. A timed run writes time stamps around its steps; a stepped run makes a launch of every
 step and shows what it reads and what it writes. Where data decide shapes, a run is made of several
-programs (`runtime.staged`): each is looked at when its turn comes.
+programs (`runtime.dynamic.staged`): each is looked at when its turn comes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from monograph.config import make_config
 from monograph.ir import Array, Graph, Value
 from monograph.program.fusion.op_classes import is_join, is_view
 from monograph.program.program import Program, Step
-from monograph.runtime.cpu.executable import CpuExecutable, object_code, useful_threads
-from monograph.runtime.cpu.launch import Workspace, fresh
+from monograph.runtime.cpu.executable import CpuExecutable, RunState, object_code, useful_threads
+from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.dynamic.staged import Compiler, compile_stages
 
@@ -63,23 +63,17 @@ class TimedRun:
 
 
 class _Timed(_Observed[TimedRun]):
-    def _run_segments(
-        self,
-        workspace: Workspace,
-        bound: Mapping[int, Array],
-        held: dict[Value, Any],
-        feeds: Mapping[str, Any],
-    ) -> None:
+    def _run_segments(self, run: RunState) -> None:
         host: dict[int, tuple[int, int]] = {}
         for segment in self.module.segments:
             if isinstance(segment, Segment):
-                self._launch(self._functions[segment.function], workspace)
+                self._launch(self._functions[segment.function], run.workspace)
                 continue
             begin = now()
-            self._host(segment, workspace, bound, held, feeds)
+            self._host(segment, run)
             host[segment.index] = begin, now()
         assert self.module.stamps is not None
-        stamps = self.module.stamps.read(workspace.arena)
+        stamps = self.module.stamps.read(run.workspace.arena)
         for index, (begin, end) in host.items():
             stamps[:, index] = end
             stamps[0, index] = begin, end
@@ -102,19 +96,13 @@ class SteppedRun:
 
 
 class _Stepped(_Observed[SteppedRun]):
-    def _run_segments(
-        self,
-        workspace: Workspace,
-        bound: Mapping[int, Array],
-        held: dict[Value, Any],
-        feeds: Mapping[str, Any],
-    ) -> None:
+    def _run_segments(self, run: RunState) -> None:
         written: dict[Value, bytes] = {}
         # A donated input is an output's memory before the run is over.
-        given = {name: fresh(x) for name, x in feeds.items()}
+        given = {name: fresh(x) for name, x in run.feeds.items()}
 
         def read(value: Value) -> Any:
-            return self._read(value, workspace, bound, held, feeds)
+            return self._read(value, run)
 
         for segment in self.module.segments:
             native = isinstance(segment, Segment)
@@ -125,11 +113,11 @@ class _Stepped(_Observed[SteppedRun]):
             parts = dict.fromkeys(p for p in parts if p in written)
             overwritten = tuple(p for p in parts if _digest(read(p)) != written[p])
             if isinstance(segment, Segment):
-                self._launch(self._functions[segment.function], workspace)
+                self._launch(self._functions[segment.function], run.workspace)
             else:
-                self._host(segment, workspace, bound, held, feeds)
+                self._host(segment, run)
             outputs = {v: fresh(read(v)) for v in step.region.outputs}
-            written |= {v: _digest(x) for v, x in outputs.items() if v not in held}
+            written |= {v: _digest(x) for v, x in outputs.items() if v not in run.held}
             self._tell(SteppedRun(self.program, given, step, native, inputs, outputs, overwritten))
 
 
