@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,6 +207,16 @@ def _shape(program: Program, argument: Argument) -> tuple[tuple[int, ...], ...] 
     return argument.tensor.static, program.places.storage[argument].strides
 
 
+@dataclass(frozen=True)
+class _PartialRun:
+    """What the steps of one run on the host share."""
+
+    ports: Mapping[str, torch.Tensor]
+    feeds: Feeds
+    held: dict[Value, Any] = field(default_factory=dict)
+    """Values without memory in the program, which the host computed."""
+
+
 class GpuExecutable(GpuProgram):
     """Kernels, constants and memory of one program on one device, with what the host does."""
 
@@ -277,18 +287,18 @@ class GpuExecutable(GpuProgram):
             outputs = self.output_tensors(feeds, inputs, out)
             ports = {f"input:{n}": raw(t) for n, t in inputs.items()}
             ports |= {f"output:{n}": raw(t) for n, t in outputs.items()} | self.held
-            held: dict[Value, Any] = {}
+            run = _PartialRun(ports, feeds)
             stream, done = self.begin(ports), 0
             for before, step in self.module.host:
                 enqueue(done, before, ports, stream)
                 done = before
-                self._host(step, ports, held, feeds)
+                self._host(step, run)
             enqueue(done, len(self.records), ports, stream)
             self.runs += 1
             self.check()
             made = {s.name: self.result(s, outputs[s.name], out, as_tensors) for s in self._slots}
             return [
-                made.pop(n) if n in made else self._elsewhere(v, ports, held, feeds, as_tensors)
+                made.pop(n) if n in made else self._elsewhere(v, run, as_tensors)
                 for n, v in self.program.graph.outputs
             ]
 
@@ -302,43 +312,31 @@ class GpuExecutable(GpuProgram):
         for record in self.records[start:stop]:
             record.launch(stream)
 
-    def _host(
-        self,
-        step: Step,
-        ports: Mapping[str, torch.Tensor],
-        held: dict[Value, Any],
-        feeds: Feeds,
-    ) -> None:
+    def _host(self, step: Step, run: _PartialRun) -> None:
         """Runs a step by its reference, when everything before it is done."""
         self.device.synchronise()
-        known = {v: self._read(v, ports, held, feeds) for v in step.region.inputs}
+        known = {v: self._read(v, run) for v in step.region.inputs}
         for v in step.region.body:
             known[v] = apply(v, [known[i] for i in v.inputs])
         for v in step.region.outputs:
             if v in self.program.places.storage:
                 data = np.asarray(known[v], dtype=v.dtype.numpy)
                 flat = from_numpy(data).view(TORCH[stored(v.dtype)])
-                self._view(v, ports).copy_(flat.reshape(v.tensor.static))
+                self._view(v, run.ports).copy_(flat.reshape(v.tensor.static))
             else:
-                held[v] = known[v]
+                run.held[v] = known[v]
 
-    def _read(
-        self,
-        value: Value,
-        ports: Mapping[str, torch.Tensor],
-        held: Mapping[Value, Any],
-        feeds: Feeds,
-    ) -> Any:
+    def _read(self, value: Value, run: _PartialRun) -> Any:
         """A value as numpy has it."""
-        if value in held:
-            return held[value]
+        if value in run.held:
+            return run.held[value]
         place = self.program.places.storage.get(value)
         if isinstance(value.op, Input) and place is None:
-            return feeds[value.op.label]
+            return run.feeds[value.op.label]
         # A constant of strings has no memory of its own.
         if place is None or place.buffer.kind == CONSTANT:
             return apply(value, [])
-        found = self._view(value, ports).contiguous()
+        found = self._view(value, run.ports).contiguous()
         return to_numpy(found, value.dtype, value.tensor.static)
 
     def _view(self, value: Value, ports: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -353,16 +351,9 @@ class GpuExecutable(GpuProgram):
         flat = typed(memory, start, value.dtype)
         return flat.as_strided(value.tensor.static, place.strides)
 
-    def _elsewhere(
-        self,
-        value: Value,
-        ports: Mapping[str, torch.Tensor],
-        held: Mapping[Value, Any],
-        feeds: Feeds,
-        as_tensor: bool,
-    ) -> Any:
+    def _elsewhere(self, value: Value, run: _PartialRun, as_tensor: bool) -> Any:
         """An output that has no memory of its own: the host made it, or it has two names."""
-        found = fresh(self._read(value, ports, held, feeds))
+        found = fresh(self._read(value, run))
         if not as_tensor or not is_native(value):
             return found
         tensor = from_numpy(found).to(self.device.place)
