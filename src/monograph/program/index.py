@@ -35,14 +35,24 @@ class Counter:
 
 
 @dataclass(frozen=True)
-class Quotient:
-    """index // by, of an index that is never negative."""
+class _Divided:
+    """An index that is never negative, and a divisor."""
 
     index: Index
     by: int
 
     def __post_init__(self) -> None:
-        _check_divided(self.index, self.by)
+        if self.by < 1 or self.index.bounds()[0] < 0:
+            raise InternalError(
+                "an index that is divided may be negative",
+                expected="0 or more",
+                given=(self.index, self.by),
+            )
+
+
+@dataclass(frozen=True)
+class Quotient(_Divided):
+    """index // by."""
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
@@ -51,14 +61,8 @@ class Quotient:
 
 
 @dataclass(frozen=True)
-class Remainder:
-    """index % by, of an index that is never negative."""
-
-    index: Index
-    by: int
-
-    def __post_init__(self) -> None:
-        _check_divided(self.index, self.by)
+class Remainder(_Divided):
+    """index % by."""
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
@@ -177,13 +181,6 @@ class Index:
         """(k, rest) with self = k * by + rest, and the lower bound of rest in 0 .. by - 1."""
         moved = self.bounds()[0] // by
         return moved, self + -moved * by
-
-
-def _check_divided(index: Index, by: int) -> None:
-    if by < 1 or index.bounds()[0] < 0:
-        raise InternalError(
-            "an index that is divided may be negative", expected="0 or more", given=(index, by)
-        )
 
 
 def _made(constant: int, factors: dict[Atom, int]) -> Index:

@@ -84,12 +84,10 @@ def signed_weights(data: Array, axis: int) -> OffsetWeights | Reject:
 def dot_of_bytes(value: Value) -> Value | Reject:
     """dot(cast(x) - z, W) -> dot(x, W) - z * sum(W), x and W of bytes"""
     found = centred(value.inputs[0])
-    if isinstance(found, Reject) or value.dtype != i32:
-        return (
-            found
-            if isinstance(found, Reject)
-            else Reject("the product is not computed in 32 bits", i32, value.dtype)
-        )
+    if isinstance(found, Reject):
+        return found
+    if value.dtype != i32:
+        return Reject("the product is not computed in 32 bits", i32, value.dtype)
     data = closed_data(value.inputs[1])
     return data if isinstance(data, Reject) else integer_dot(found, data)
 
@@ -115,12 +113,10 @@ def integer_dot(given: Centred, data: Array) -> Value | Reject:
 def conv_of_bytes(value: Value) -> Value | Reject:
     """conv(cast(x) - z, W) -> conv(pad(x, z), W) - z * sum(W), x and W of bytes"""
     found = centred(value.inputs[0])
-    if isinstance(found, Reject) or value.dtype != i32:
-        return (
-            found
-            if isinstance(found, Reject)
-            else Reject("the convolution is not computed in 32 bits", i32, value.dtype)
-        )
+    if isinstance(found, Reject):
+        return found
+    if value.dtype != i32:
+        return Reject("the convolution is not computed in 32 bits", i32, value.dtype)
     data = closed_data(value.inputs[1])
     assert isinstance(value.op, Conv)
     return data if isinstance(data, Reject) else integer_conv(value.op, found, data)

@@ -138,7 +138,7 @@ def _unfit(port: Port, array: Any) -> list[str]:
     elif not array.dtype.isnative:
         problems.append("its bytes are in the order of another machine")
     wanted = port.shape
-    if wanted is not None and not _fits(array.shape, wanted):
+    if wanted is not None and not fits_shape(array.shape, wanted):
         problems.append(f"expected the shape {list(wanted)}, given {list(array.shape)}")
     if not array.flags.writeable:
         problems.append("it is read-only")
@@ -149,7 +149,8 @@ def _unfit(port: Port, array: Any) -> list[str]:
     return [f"  {port.name}: {text}" for text in problems]
 
 
-def _fits(shape: tuple[int, ...], wanted: Sequence[int | str]) -> bool:
+def fits_shape(shape: tuple[int, ...], wanted: Sequence[int | str]) -> bool:
+    """Return True if a shape has the wanted sizes; symbols stand for any size."""
     if len(shape) != len(wanted):
         return False
     return all(isinstance(w, str) or d == w for d, w in zip(shape, wanted, strict=True))

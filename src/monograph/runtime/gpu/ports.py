@@ -19,7 +19,7 @@ from monograph.runtime.executable import Feeds, Outputs, WrappedExecutable
 from monograph.runtime.feeds import Port, is_foreign
 from monograph.runtime.gpu.bound_program import VECTOR, DevicePort
 from monograph.runtime.gpu.tensors import from_numpy, is_plain, raw, torch_type
-from monograph.runtime.outputs import NOTHING, check_mapping, check_out
+from monograph.runtime.outputs import NOTHING, check_mapping, check_out, fits_shape
 
 if TYPE_CHECKING:
     from monograph.runtime.dynamic.staged import StagedExecutable
@@ -136,7 +136,7 @@ def _unfit(port: Port, tensor: torch.Tensor, place: torch.device | None) -> list
     if wanted is not None and tensor.dtype != wanted:
         problems.append(f"expected {wanted}, given {tensor.dtype}")
     shape = tuple(tensor.shape)
-    if port.shape is not None and not _fits(shape, port.shape):
+    if port.shape is not None and not fits_shape(shape, port.shape):
         problems.append(f"expected the shape {list(port.shape)}, given {list(shape)}")
     if tensor.device != place:
         problems.append(f"expected a tensor on {place}, given one on {tensor.device}")
@@ -145,12 +145,6 @@ def _unfit(port: Port, tensor: torch.Tensor, place: torch.device | None) -> list
     if tensor.requires_grad:
         problems.append("it requires a gradient")
     return [f"  {port.name}: {text}" for text in problems]
-
-
-def _fits(shape: tuple[int, ...], wanted: Sequence[int | str]) -> bool:
-    if len(shape) != len(wanted):
-        return False
-    return all(isinstance(w, str) or d == w for d, w in zip(shape, wanted, strict=True))
 
 
 def _overlaps(
