@@ -234,7 +234,7 @@ def keep_reduced(value: Value) -> Value | Reject:
         return Reject("no dimension is left beside the reduced ones")
     if not is_static(value, value.inputs[0]):
         return Reject("the sizes are not known", "static shapes", value.inputs[0].type)
-    kept = replace(value.op, keep=True)  # type: ignore[type-var]
+    kept = replace(value.op, keep=True)
     return Reshape(value.tensor.static)(kept(value.inputs[0]))
 
 

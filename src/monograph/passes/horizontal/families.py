@@ -123,7 +123,7 @@ class NewAxis:
             return replace(op, axes=tuple(a + 1 for a in op.axes))(x.value)
         if isinstance(op, Reduction):
             shifted = tuple(a + 1 for a in op.axes)
-            return replace(op, axes=shifted)(x.value)  # type: ignore[type-var]
+            return replace(op, axes=shifted)(x.value)
         if isinstance(op, Slice):
             full = (0, *op.starts), (self.count, *op.stops), (1, *op.steps)
             return Slice(*full)(x.value)

@@ -235,7 +235,7 @@ def close(value: Value, rooms: Mapping[Value, Room], made: Mapping[Value, Value]
         return Concat(0)(*parts)
     if isinstance(value.op, Reduction) and room.axis in value.op.axes:
         nothing = np.zeros(0, room.value.dtype.numpy)
-        neutral = replace(value.op, axes=(0,), keep=False).reference(nothing)  # type: ignore[type-var]
+        neutral = replace(value.op, axes=(0,), keep=False).reference(nothing)
         whole: Value = value.op(_masked(room, neutral))
         return whole if whole.tensor.is_static else None
     return None

@@ -180,8 +180,8 @@ def _split(value: Value, x: Value) -> Value | None:
     if part < least:
         return None
     parts = Reshape((*shape[:first], length // part, part, *shape[last:]))(x)
-    some = replace(op, axes=(first + 1,), keep=False)(parts)  # type: ignore[type-var]
-    total: Value = replace(op, axes=(first,), keep=False)(some)  # type: ignore[type-var]
+    some = replace(op, axes=(first + 1,), keep=False)(parts)
+    total: Value = replace(op, axes=(first,), keep=False)(some)
     return Reshape(value.tensor.static)(total) if op.keep else total
 
 

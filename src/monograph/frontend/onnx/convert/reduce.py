@@ -59,7 +59,7 @@ def _all_if_empty(axes: Value, everything: tuple[int, ...]) -> Value:
 def _reduce(op: type[rd.Reduction], x: Value, axes: Axes, keep: bool) -> Value:
     if isinstance(axes, Value):
         return deferred(op, (x,), {"axes": axes}, keep=keep)
-    return op(axes, keep)(x)  # type: ignore[call-arg]
+    return op(axes, keep)(x)
 
 
 def _drop(x: Value, axes: Axes, keep: bool) -> Value:
