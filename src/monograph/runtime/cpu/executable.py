@@ -42,7 +42,7 @@ from monograph.runtime.progress import Progress, silent
 
 @dataclass(frozen=True)
 class RunState:
-    """What the parts of one run share."""
+    """State that the parts of one run share."""
 
     workspace: Workspace
     bound: Mapping[int, Array]

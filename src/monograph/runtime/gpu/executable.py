@@ -209,7 +209,7 @@ def _shape(program: Program, argument: Argument) -> tuple[tuple[int, ...], ...] 
 
 @dataclass(frozen=True)
 class _PartialRun:
-    """What the steps of one run on the host share."""
+    """State that the host steps of one run share."""
 
     ports: Mapping[str, torch.Tensor]
     feeds: Feeds
