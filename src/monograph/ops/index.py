@@ -73,7 +73,7 @@ class IndexedAxis(Op, abstract=True):
         return replace(self, axis=axis)
 
 
-class Lookup(Op, abstract=True):
+class IndexedLookup(Op, abstract=True):
     """The base of ops whose results are elements of the first operand, at indices that are data."""
 
     narrowing = Narrowing.MOVE
@@ -87,7 +87,7 @@ class Lookup(Op, abstract=True):
 
 
 @dataclass(frozen=True)
-class Gather(Lookup, IndexedAxis):
+class Gather(IndexedLookup, IndexedAxis):
     """Slices of x along an axis, one for each index: the indices' shape replaces the axis."""
 
     samples = (
@@ -140,7 +140,7 @@ class Gather(Lookup, IndexedAxis):
 
 
 @dataclass(frozen=True)
-class GatherElements(Lookup, IndexedAxis):
+class GatherElements(IndexedLookup, IndexedAxis):
     """result[i, j, ...] = x[i, indices[i, j, ...], ...], the index standing at the axis."""
 
     samples = (
@@ -165,7 +165,7 @@ class GatherElements(Lookup, IndexedAxis):
 
 
 @dataclass(frozen=True)
-class GatherNd(Lookup):
+class GatherNd(IndexedLookup):
     """The last dimension of the indices holds coordinates into x; the rest of x follows.
 
     The first `batch_dims` dimensions of both go together and are not indexed.
