@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.matmul import codes
+from monograph.codegen.triton.matmul import codes as weight_codes
 from monograph.codegen.triton.matmul.codes import LARGEST_HALF, addends, twice
 
 
@@ -86,9 +86,9 @@ def pairs_of(x: np.ndarray) -> list[int]:
 def multiplied(codes: np.ndarray, zero: int, reach: int, chained: int, x: np.ndarray) -> float:
     """What one block gives, and what two that share the work do."""
     added = [twice(a) for a in addends(zero, reach)]
-    at_once = run(codes.products(reach, chained), 1, word_of(codes), *added, *pairs_of(x))
-    r = run(codes.decoded(reach), 4, word_of(codes), *added)
-    parts = run(codes.summed(chained), 1, *(r.of[f"${i}"] for i in range(4)), *pairs_of(x))
+    at_once = run(weight_codes.products(reach, chained), 1, word_of(codes), *added, *pairs_of(x))
+    r = run(weight_codes.decoded(reach), 4, word_of(codes), *added)
+    parts = run(weight_codes.summed(chained), 1, *(r.of[f"${i}"] for i in range(4)), *pairs_of(x))
     np.testing.assert_equal(parts.floats["$0"], at_once.floats["$0"])
     return float(at_once.floats["$0"])
 
@@ -98,7 +98,7 @@ def test_codes_are_exact(reach: int, zeros: range) -> None:
     for zero, q in itertools.product(zeros, range(16)):
         added = [twice(a) for a in addends(zero, reach)]
         codes = (q + np.arange(8)) % 16
-        r = run(codes.decoded(reach), 4, word_of(codes), *added)
+        r = run(weight_codes.decoded(reach), 4, word_of(codes), *added)
         given = np.concatenate([as_halves(r.of[f"${i}"]) for i in range(4)])
         np.testing.assert_array_equal(given.astype(np.float64), (codes - zero) / reach)
 
@@ -108,7 +108,7 @@ def test_one_half_of_a_word_makes_both_addends(reach: int) -> None:
     for zero in range(16):
         first, second = addends(zero, reach)
         shared = as_word(np.array([0.3, second]))
-        r = run(codes.spread(reach), 2, shared)
+        r = run(weight_codes.spread(reach), 2, shared)
         assert [r.of["$0"], r.of["$1"]] == [twice(first), twice(second)]
         assert np.float64(np.float16(first)) == first
 
