@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from monograph.ir import Op, Value
+from monograph.ir.dtype import COMPLEX
 from monograph.program.fusion.op_classes import is_view
 
 G = TypeVar("G")
@@ -26,6 +27,15 @@ Readable: TypeAlias = Callable[[Value, int, Value], bool]
 
 def always(value: Value) -> bool:
     return True
+
+
+def has_elements(value: Value) -> bool:
+    """Return True if the first operand has elements."""
+    return 0 not in value.inputs[0].tensor.static
+
+
+def is_real(value: Value) -> bool:
+    return value.dtype.kind != COMPLEX
 
 
 def any_view(user: Value, index: int, operand: Value) -> bool:

@@ -202,30 +202,20 @@ class _Loop(_Iterated):
         trips, go = self.stored(self.trips), self.stored(self.condition)
         limit = b.load("i64", b.offset(trips.pointer, trips.offset * 8), 8)
         started = self.flag(go.pointer, go.offset)
-        before, head, inner, done = (
-            b.block,
-            *(b.new_label(stem) for stem in ("head", "body", "done")),
-        )
-        i, goes = Reg(b.fresh("i"), "i64"), Reg(b.fresh("go"), "i1")
-        held = [Reg(b.fresh("state"), "ptr") for _ in (*old, *new)]
-        b.jump(head)
-        b.label(head)
-        place = len(b.lines)
-        less = b.compare("slt", i, limit)
-        b.branch(b.set("i1", f"and i1 {goes}, {less}"), inner, done)
-        b.label(inner)
         count = len(old)
-        self._iteration(i, goes, held[:count], held[count:], captures)
-        again = self.flag(self.place("next go").pointer)
-        following, last = b.set("i64", f"add i64 {i}, 1"), b.block
-        b.jump(head)
-        swapped = [*held[count:], *held[:count]]
-        phis = [(i, Reg("0", "i64"), following), (goes, started, again)]
-        phis += zip(held, [*old, *new], swapped, strict=True)
-        b.lines[place:place] = [
-            f"  {r} = phi {r.type} [ {x}, %{before} ], [ {y}, %{last} ]" for r, x, y in phis
-        ]
-        b.label(done)
+
+        def goes_on(i: Reg, goes: Reg, *_: Reg) -> Reg:
+            less = b.compare("slt", i, limit)
+            return b.set("i1", f"and i1 {goes}, {less}")
+
+        def iterate(i: Reg, goes: Reg, *held: Reg) -> list[Reg]:
+            here, there = list(held[:count]), list(held[count:])
+            self._iteration(i, goes, here, there, captures)
+            again = self.flag(self.place("next go").pointer)
+            return [b.set("i64", f"add i64 {i}, 1"), again, *there, *here]
+
+        starts = [("i", Reg("0", "i64")), ("go", started), *(("state", p) for p in (*old, *new))]
+        i, _, *held = b.loop_while(starts, goes_on, iterate)
         self.finish(held[:count])
         self._end(i)
 

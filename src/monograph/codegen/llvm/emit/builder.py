@@ -271,30 +271,41 @@ class Builder:
                 return list(carried)
             if start + step >= stop:
                 return list(body(start, list(carried)) or ())
-        before, head, inner, done = (
-            self.block,
-            self.new_label("head"),
-            self.new_label("body"),
-            self.new_label("done"),
-        )
+
+        def once(index: Reg, *phis: Reg) -> list[Reg]:
+            results = list(body(index, list(phis)) or ())
+            return [self.set("i64", f"add nsw i64 {index}, {step}"), *results]
+
+        starts = [("i", self.i64(start)), *(("c", c) for c in carried)]
+        found = self.loop_while(starts, lambda i, *_: self.compare("slt", i, self.i64(stop)), once)
+        return found[1:]
+
+    def loop_while(
+        self,
+        starts: Sequence[tuple[str, Reg]],
+        holds: Callable[..., Reg],
+        body: Callable[..., Sequence[Reg]],
+        stem: str = "body",
+    ) -> list[Reg]:
+        """Repeat a body while a condition on the carried values holds; return the last of them.
+
+        The carried values have names and starts; `body` returns new ones.
+        """
+        before, head = self.block, self.new_label("head")
+        inner, done = self.new_label(stem), self.new_label("done")
         self.jump(head)
         self.label(head)
-        index = Reg(self.fresh("i"), "i64")
-        phis = [Reg(self.fresh("c"), c.type) for c in carried]
+        phis = [Reg(self.fresh(name), start.type) for name, start in starts]
         place = len(self.lines)
-        more = self.compare("slt", index, self.i64(stop))
-        self.branch(more, inner, done)
+        self.branch(holds(*phis), inner, done)
         self.label(inner)
-        results = list(body(index, list(phis)) or ())
-        following = self.set("i64", f"add nsw i64 {index}, {step}")
+        results = body(*phis)
         last = self.block
         self.jump(head)
-        heads = [f"  {index} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
-        heads += [
-            f"  {phi} = phi {phi.type} [ {c}, %{before} ], [ {r}, %{last} ]"
-            for phi, c, r in zip(phis, carried, results, strict=True)
+        self.lines[place:place] = [
+            f"  {phi} = phi {phi.type} [ {start}, %{before} ], [ {result}, %{last} ]"
+            for phi, (_, start), result in zip(phis, starts, results, strict=True)
         ]
-        self.lines[place:place] = heads
         self.label(done)
         return phis
 

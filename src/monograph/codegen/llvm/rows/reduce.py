@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.common.registry import any_view
+from monograph.codegen.common.registry import any_view, is_real
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import Join, LlvmRows, RowPosition, Step, Totals
@@ -148,12 +148,7 @@ def _place(rows: LlvmRows, axis: int, point: Point) -> Scalar:
     )
 
 
-def serves_scan(value: Value) -> bool:
-    """Return True if a value is a running total."""
-    return isinstance(value.op, Cumulative) and value.dtype.kind != COMPLEX
-
-
-@kernel_for(Cumulative, when=serves_scan, readable=any_view)
+@kernel_for(Cumulative, when=is_real, readable=any_view)
 def scan(context: KernelContext) -> Kernel:
     """Generate a kernel for a running total; rows are in lanes, or one by one."""
     anchor = context.anchor

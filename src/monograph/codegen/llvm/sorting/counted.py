@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Int
@@ -21,7 +22,6 @@ from monograph.codegen.llvm.module.kernel import (
     synchronise,
 )
 from monograph.codegen.llvm.sorting.counting import Counting, ordered
-from monograph.ir import Value
 from monograph.ops.sort import NonZero, Unique
 from monograph.program.dynamic.bounded import Counted, is_counted
 from monograph.program.index import strides_of
@@ -31,11 +31,7 @@ ORDER, OTHER, FIRSTS, GROUPS, SIZES, NUMBERS = range(6)
 """Integer lists of the kernel, each as long as the number of items."""
 
 
-def serves_unique(value: Value) -> bool:
-    return is_counted(value, Unique)
-
-
-@kernel_for(Counted, when=serves_unique)
+@kernel_for(Counted, when=partial(is_counted, kind=Unique))
 def unique(context: KernelContext) -> Kernel:
     """Generate a kernel for the unique items of a tensor, their positions and counts."""
     return _Unique(context).emit()
@@ -232,11 +228,7 @@ class _Unique(Counting):
         self.clear(VALUES, groups, axis or 0, shared=False)
 
 
-def serves_nonzero(value: Value) -> bool:
-    return is_counted(value, NonZero)
-
-
-@kernel_for(Counted, when=serves_nonzero)
+@kernel_for(Counted, when=partial(is_counted, kind=NonZero))
 def nonzero(context: KernelContext) -> Kernel:
     """A kernel for the coordinates of all elements that are not zero."""
     return _NonZero(context).emit()

@@ -130,24 +130,38 @@ class Counting:
     def _each_bit(
         self, first: Int, bits: Reg, start: Reg, visit: Callable[[Int, Reg], None]
     ) -> Reg:
-        """Visit the positions of the set bits of a number; at least one is set."""
-        b, a = self.b, self.scalars.a
-        before, again, done = b.block, b.new_label("again"), b.new_label("done")
-        left, at = Reg(b.fresh("left"), "i64"), Reg(b.fresh("at"), "i64")
-        b.jump(again)
-        b.label(again)
-        place = len(b.lines)
-        visit(b.add(first, b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1"))), at)
-        following = b.set("i64", f"add i64 {at}, 1")
-        rest = a.op("and", left, a.op("add", left, -1))
-        last = b.block
-        b.branch(a.compare("ne", rest, 0), again, done)
-        b.lines[place:place] = [
-            f"  {left} = phi i64 [ {bits}, %{before} ], [ {rest}, %{last} ]",
-            f"  {at} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]",
-        ]
-        b.label(done)
-        return following
+        """Visit the positions of the set bits of a number, and number them."""
+
+        def one(bit: Reg, at: Reg) -> Reg:
+            visit(self.b.add(first, bit), at)
+            return self.b.set("i64", f"add i64 {at}, 1")
+
+        return each_set_bit(self.scalars.a, bits, ("at", start), one)
+
+
+def each_set_bit(
+    a: LlvmArith, bits: Reg, start: tuple[str, Reg], visit: Callable[[Reg, Reg], Reg]
+) -> Reg:
+    """Visit the set bits of a number, of which there is at least one, from the lowest on.
+
+    `start` names a carried value; `visit` gets a bit and the value, and returns a new one.
+    """
+    b, (name, first) = a.b, start
+    before, again, done = b.block, b.new_label("again"), b.new_label("done")
+    left, carried = Reg(b.fresh("left"), "i64"), Reg(b.fresh(name), first.type)
+    b.jump(again)
+    b.label(again)
+    place = len(b.lines)
+    following = visit(b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1")), carried)
+    rest = a.op("and", left, a.op("add", left, -1))
+    last = b.block
+    b.branch(a.compare("ne", rest, 0), again, done)
+    b.lines[place:place] = [
+        f"  {left} = phi i64 [ {bits}, %{before} ], [ {rest}, %{last} ]",
+        f"  {carried} = phi {first.type} [ {first}, %{before} ], [ {following}, %{last} ]",
+    ]
+    b.label(done)
+    return following
 
 
 def ordered(a: LlvmArith, x: Scalar) -> Reg:

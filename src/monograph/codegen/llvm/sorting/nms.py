@@ -23,7 +23,6 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.codegen.llvm.sorting.counting import Counting, ordered
 from monograph.codegen.llvm.sorting.topk import Heap
-from monograph.ir import Value
 from monograph.ir.dtype import f64
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scalar import Scalar
@@ -33,11 +32,7 @@ BOX = 5
 """Numbers stored per selected box: two corners and the area."""
 
 
-def serves(value: Value) -> bool:
-    return is_counted(value, NonMaxSuppression)
-
-
-@kernel_for(Counted, when=serves)
+@kernel_for(Counted, when=partial(is_counted, kind=NonMaxSuppression))
 def suppress(context: KernelContext) -> Kernel:
     """Generate a kernel for non-maximum suppression."""
     return _Suppress(context).emit()
@@ -120,33 +115,21 @@ class _Suppress(Counting):
 
     def _take(self, image: Int, candidates: Reg, row: Reg) -> Reg:
         """Pop boxes from the heap, best first, until enough are selected; return their number."""
-        b, a = self.b, self.scalars.a
-        before, head, body, done = (
-            b.block,
-            *(b.new_label(stem) for stem in ("head", "body", "done")),
-        )
-        left, found = Reg(b.fresh("left"), "i64"), Reg(b.fresh("found"), "i64")
-        b.jump(head)
-        b.label(head)
-        place = len(b.lines)
-        some = b.compare("sgt", left, Reg("0", "i64"))
-        room = b.compare("slt", found, Reg(str(self.limit), "i64"))
-        b.branch(a.op("and", some, room), body, done)
-        b.label(body)
-        best = self.heap.load(0)
-        fewer = b.i64(b.sub(left, 1))
-        self.heap.sink(self.heap.load(fewer), 0, fewer)
-        low = a.convert("trunc", best, "i64")
-        i = low if self.wide else a.op("and", low, (1 << 32) - 1)
-        more = self._offer(image, i, found, row)
-        last = b.block
-        b.jump(head)
-        b.lines[place:place] = [
-            f"  {left} = phi i64 [ {candidates}, %{before} ], [ {fewer}, %{last} ]",
-            f"  {found} = phi i64 [ 0, %{before} ], [ {more}, %{last} ]",
-        ]
-        b.label(done)
-        return found
+        b, a, zero = self.b, self.scalars.a, Reg("0", "i64")
+
+        def goes_on(left: Reg, found: Reg) -> Reg:
+            some = b.compare("sgt", left, zero)
+            return a.op("and", some, b.compare("slt", found, Reg(str(self.limit), "i64")))
+
+        def pop(left: Reg, found: Reg) -> list[Reg]:
+            best = self.heap.load(0)
+            fewer = b.i64(b.sub(left, 1))
+            self.heap.sink(self.heap.load(fewer), 0, fewer)
+            low = a.convert("trunc", best, "i64")
+            i = low if self.wide else a.op("and", low, (1 << 32) - 1)
+            return [fewer, self._offer(image, i, found, row)]
+
+        return b.loop_while([("left", candidates), ("found", zero)], goes_on, pop)[1]
 
     def _offer(self, image: Int, i: Reg, found: Reg, row: Reg) -> Reg:
         """Select a box unless it overlaps a selected one; return the number of selected boxes."""
@@ -173,27 +156,17 @@ class _Suppress(Counting):
         """
         b, a, lanes = self.b, self.scalars.a, self.lanes
         spread = [self.scalars.splat(x, lanes) for x in box]
-        before, head, look, done = (
-            b.block,
-            *(b.new_label(stem) for stem in ("head", "look", "done")),
-        )
-        j, hit = Reg(b.fresh("j"), "i64"), Reg(b.fresh("hit"), "i1")
-        b.jump(head)
-        b.label(head)
-        place = len(b.lines)
-        more = a.op("and", b.compare("slt", j, found), a.op("xor", hit, 1))
-        b.branch(more, look, done)
-        b.label(look)
-        other = [self.scalars.load(f64, self._kept(k, j), lanes) for k in range(BOX)]
-        some = a.any(self._overlaps(other, spread))
-        following, last = b.i64(b.add(j, lanes)), b.block
-        b.jump(head)
-        b.lines[place:place] = [
-            f"  {j} = phi i64 [ 0, %{before} ], [ {following}, %{last} ]",
-            f"  {hit} = phi i1 [ false, %{before} ], [ {some}, %{last} ]",
-        ]
-        b.label(done)
-        return hit
+
+        def goes_on(j: Reg, hit: Reg) -> Reg:
+            return a.op("and", b.compare("slt", j, found), a.op("xor", hit, 1))
+
+        def look(j: Reg, hit: Reg) -> list[Reg]:
+            other = [self.scalars.load(f64, self._kept(k, j), lanes) for k in range(BOX)]
+            some = a.any(self._overlaps(other, spread))
+            return [b.i64(b.add(j, lanes)), some]
+
+        starts = [("j", Reg("0", "i64")), ("hit", Reg("false", "i1"))]
+        return b.loop_while(starts, goes_on, look, "look")[1]
 
     def _corners(self, image: Int, i: Reg) -> list[Scalar]:
         """The lower corner, the higher one, and the area of a box."""

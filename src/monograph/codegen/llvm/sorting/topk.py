@@ -24,7 +24,7 @@ from monograph.codegen.llvm.module.kernel import (
     share,
     synchronise,
 )
-from monograph.codegen.llvm.sorting.counting import ordered
+from monograph.codegen.llvm.sorting.counting import each_set_bit, ordered
 from monograph.ir import Item, Value
 from monograph.ops.scalar import Scalar
 from monograph.ops.sort import TopK
@@ -229,23 +229,11 @@ class _TopK:
 
     def _visit(self, start: Int, mask: Reg, top: Reg) -> Reg:
         """Offer the elements of the set bits of a mask; at least one is set."""
-        b, a = self.b, self.scalars.a
-        before, again, done = b.block, b.new_label("again"), b.new_label("done")
-        left, limit = Reg(b.fresh("left"), "i64"), Reg(b.fresh("limit"), top.type)
-        b.jump(again)
-        b.label(again)
-        place = len(b.lines)
-        bit = b.call("llvm.cttz.i64", "i64", left, Reg("true", "i1"))
-        (new,) = self._offer(b.add(start, bit), [limit])
-        rest = a.op("and", left, a.op("add", left, -1))
-        last = b.block
-        b.branch(a.compare("ne", rest, 0), again, done)
-        b.lines[place:place] = [
-            f"  {left} = phi i64 [ {mask}, %{before} ], [ {rest}, %{last} ]",
-            f"  {limit} = phi {top.type} [ {top}, %{before} ], [ {new}, %{last} ]",
-        ]
-        b.label(done)
-        return new
+
+        def one(bit: Reg, limit: Reg) -> Reg:
+            return self._offer(self.b.add(start, bit), [limit])[0]
+
+        return each_set_bit(self.scalars.a, mask, ("limit", top), one)
 
     def _offer(self, i: Int, carried: list[Reg]) -> list[Reg]:
         """Replace the smallest element if this one is larger."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from monograph.codegen.common import types
-from monograph.codegen.common.registry import any_view
+from monograph.codegen.common.registry import any_view, has_elements
 from monograph.codegen.common.scalar_functions import combined, neighbours, number
 from monograph.codegen.triton.emit.scalar import TritonScalars, register_type
 from monograph.codegen.triton.emit.tile import ResultTile, coordinates, each, read, register
@@ -29,13 +29,7 @@ Taps = list[tuple[str, Scalar]]
 """The elements of one axis that a position reads, with their weights."""
 
 
-def serves_sampling(anchor: Value) -> bool:
-    if not isinstance(anchor.op, (GridSample, DeformConv)):
-        return False
-    return 0 not in anchor.inputs[0].tensor.static
-
-
-@kernel_for(GridSample, DeformConv, when=serves_sampling, readable=any_view)
+@kernel_for(GridSample, DeformConv, when=has_elements, readable=any_view)
 def sample_candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _sampled if isinstance(context.anchor.op, GridSample) else _deformed)
 
@@ -127,13 +121,7 @@ def _deformed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     return s.encoded(s.cast(total, anchor.dtype))
 
 
-def serves_roi(anchor: Value) -> bool:
-    if not isinstance(anchor.op, (MaxRoiPool, RoiAlign)):
-        return False
-    return 0 not in anchor.inputs[0].tensor.static
-
-
-@kernel_for(MaxRoiPool, RoiAlign, when=serves_roi, readable=any_view)
+@kernel_for(MaxRoiPool, RoiAlign, when=has_elements, readable=any_view)
 def roi_candidates(context: GpuContext) -> list[Candidate]:
     return each(context, _aligned if isinstance(context.anchor.op, RoiAlign) else _largest)
 

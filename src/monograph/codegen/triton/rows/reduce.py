@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from monograph.codegen.common.registry import any_view
+from monograph.codegen.common.registry import any_view, is_real
 from monograph.codegen.triton.emit.writer import TYPES, literal, power, unsigned
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -251,11 +251,7 @@ class _Argument:
         return [top, total(rows, LARGEST if self.last else SMALLEST, there)]
 
 
-def serves_scan(anchor: Value) -> bool:
-    return isinstance(anchor.op, Cumulative) and anchor.dtype.kind != COMPLEX
-
-
-@kernel_for(Cumulative, when=serves_scan, readable=any_view)
+@kernel_for(Cumulative, when=is_real, readable=any_view)
 def scan_candidates(context: GpuContext) -> list[Candidate]:
     return row_candidates(context, _Scan)
 

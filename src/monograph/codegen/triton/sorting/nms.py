@@ -8,6 +8,7 @@ selections of all programs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.common.scalar_functions import number
@@ -33,18 +34,14 @@ MOST_ABREAST = 2048
 """The most boxes that are compared together."""
 
 
-def serves(anchor: Value) -> bool:
-    return is_counted(anchor, NonMaxSuppression)
-
-
-@kernel_for(Counted, when=serves, readable=any_view)
+@kernel_for(Counted, when=partial(is_counted, kind=NonMaxSuppression), readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     problem = _Problem(context)
     if not problem.pairs or not problem.limit:
         return [Candidate("none", lambda: (problem.joined(),))]
     return [
-        Candidate(f"w{warps}", lambda w=warps: (problem.chosen(w), problem.joined()))  # type: ignore[misc]
-        for warps in (8, 4, 16)
+        Candidate(f"w{w}", lambda w=w: (problem.chosen(w), problem.joined()))  # type: ignore[misc]
+        for w in (8, 4, 16)
     ]
 
 
