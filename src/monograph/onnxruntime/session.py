@@ -20,7 +20,7 @@ from monograph.onnxruntime.errors import (
     load_error,
     run_error,
 )
-from monograph.onnxruntime.feeds import fed_values
+from monograph.onnxruntime.feeds import FeedReader
 from monograph.onnxruntime.options import RunOptions, SessionOptions, check_run_options
 from monograph.onnxruntime.providers import CPU, ChosenTarget, Provider, choose_target
 from monograph.onnxruntime.values import OrtValue, type_text
@@ -101,6 +101,7 @@ class InferenceSession:
         except MonographError as e:
             raise load_error(e, self._model_path, self._source) from e
         self._choice = choice
+        self._reader = FeedReader(self._session)
         self._inputs_meta = [node_arg(port) for port in self._session.inputs]
         self._outputs_meta = [node_arg(port) for port in self._session.outputs]
         self._optional_meta = [node_arg(port) for port in self._session.optional_inputs]
@@ -183,12 +184,13 @@ class InferenceSession:
         """Return all outputs; `memory` holds arrays to write some of them into."""
         start = time.perf_counter_ns()
         try:
+            if any(x.__class__ is list for x in feeds.values()):
+                feeds = self._reader.read(feeds)
             try:
                 results = self._session.run(feeds, out=memory)
             except FeedError:
                 # Feeds that only ONNX Runtime accepts are converted; others get its errors.
-                fitting = fed_values(self._session, feeds)
-                results = self._session.run(fitting, out=memory)
+                results = self._session.run(self._reader.read(feeds), out=memory)
         except MonographError as e:
             raise run_error(e) from e
         if self._profile is not None:
