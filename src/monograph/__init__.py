@@ -26,7 +26,9 @@ if not TYPE_CHECKING:
 
             return Generator
         if name not in ("Session", "load"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            ours = ": use monograph.load, or monograph.onnxruntime (docs/migration.md)"
+            hint = ours if name in ("InferenceSession", "SessionOptions") else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         from monograph import session
 
         return getattr(session, name)

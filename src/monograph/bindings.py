@@ -24,6 +24,7 @@ from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
 from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.trim_memory import release_memory
 from monograph.runtime.executable import Executable
+from monograph.runtime.fast_path import closed
 from monograph.runtime.feeds import ModelSignature, clashing_sizes
 from monograph.runtime.forking import ForkLock, import_whole
 from monograph.runtime.progress import Progress, silent, until_ready
@@ -75,6 +76,7 @@ class Bindings:
         self._dims = dims
         self._progress = progress
         self._lock = ForkLock()
+        self._closed = False
         self.gpu: GpuBackend | CrossCompiler | None = None
         """The target, if it is a GPU."""
         # Not a method of the bindings: executables hold on to it.
@@ -168,6 +170,8 @@ class Bindings:
 
     def executable(self, feeds: dict[str, Any]) -> Executable:
         """Return what runs these feeds: from memory, from disk, or compiled now."""
+        if self._closed:
+            raise closed()
         if self.target.evaluates:
             graph = self.evaluated(feeds)
             return ReferenceExecutable(graph, lambda: self.bound(feeds), self.gone)
@@ -180,13 +184,23 @@ class Bindings:
                     made = made or self._compile(feeds)
                 key = self._key(feeds)
                 self.executables[key] = made
-                self._count_gone()
+                self._count_gone(self._config.max_cached_shapes)
                 release_memory()
             return _used(self.executables, key, self._config.max_cached_shapes)
 
-    def _count_gone(self) -> None:
-        """Keep the counts of executables that are about to be dropped."""
-        excess = max(0, len(self.executables) - self._config.max_cached_shapes)
+    def close(self) -> None:
+        """Drop all graphs and executables. What was counted stays; nothing runs any more."""
+        with self._lock:
+            self._closed = True
+            self._count_gone(0)
+            self.executables.clear()
+            self.graphs.clear()
+            self._model = None
+            release_memory()
+
+    def _count_gone(self, limit: int) -> None:
+        """Keep the counts of executables beyond a limit, which are about to be dropped."""
+        excess = max(0, len(self.executables) - limit)
         for e in itertools.islice(self.executables.values(), excess):
             self.gone.update(runs=e.runs, specialisations=e.specialisations, copies=e.copies)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from monograph.bindings import Bindings
 from monograph.config import Config
@@ -27,7 +27,7 @@ from monograph.runtime.executable import (
     Outputs,
     Stream,
 )
-from monograph.runtime.fast_path import KnownFeeds, NoFastPath
+from monograph.runtime.fast_path import ClosedPath, KnownFeeds, NoFastPath
 from monograph.runtime.feeds import DECISIVE_ELEMENTS, Metadata, Port, check_feeds
 from monograph.runtime.outputs import DonatedArrays, deliver, wanted_outputs
 from monograph.runtime.pending import Pending, Worker, ready
@@ -123,6 +123,19 @@ class Calls:
 
         return self._worker.start(work)
 
+    def close(self) -> None:
+        """Wait for started runs, and release code and memory; later runs raise an error."""
+        self._worker.close()
+        self._fast_path = ClosedPath()
+        self._known.forget()
+        self._bindings.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _own_feeds(self, feeds: Feeds, out: Feeds | None) -> Feeds:
         """Check the feeds, and copy those that the caller may change while the run waits."""
         _check_mapping(feeds)
@@ -145,6 +158,7 @@ class Calls:
         self, feeds: Feeds, outputs: Sequence[str] | None, out: Feeds | None
     ) -> Outputs:
         """Run on feeds that the fast path has declined."""
+        _check_order(feeds, outputs)
         wanted = wanted_outputs(self.outputs, outputs)
         run = self._begin(feeds, out, lambda e, given, to: ready(e.run_full(given, to)))
         results = self._delivered(run, run.pending.result())
@@ -222,6 +236,19 @@ def _failed_on_data(error: InferError) -> MonographError:
         expected=error.expected,
         given=error.given,
         hint=error.hint,
+    )
+
+
+def _check_order(feeds: object, outputs: object) -> None:
+    """Raise a FeedError that shows Monograph's call for one in ONNX Runtime's order."""
+    if not isinstance(outputs, Mapping) or isinstance(feeds, Mapping):
+        return
+    named = f", outputs={feeds!r}" if feeds else ""
+    raise FeedError(
+        "the feeds are the first argument",
+        expected=f"session.run(feeds{named})",
+        given=f"session.run({feeds!r}, feeds)",
+        hint="monograph.onnxruntime.InferenceSession takes calls in ONNX Runtime's order",
     )
 
 

@@ -37,6 +37,12 @@ _RENAMED = {
     "lock_arrays": "pin_inputs",
 }
 """New names of renamed options by their old names, which warn for one release."""
+_HABITS = {
+    "providers": 'target="cpu" or target="gpu"; monograph.onnxruntime takes providers',
+    "provider_options": "options are arguments of load; monograph.onnxruntime takes providers",
+    "sess_options": "options are arguments of load, for example threads=4",
+}
+"""Arguments of ONNX Runtime's sessions, and the same in Monograph."""
 _BOOLS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -173,7 +179,7 @@ def make_config(**options: Any) -> Config:
             "no such option",
             expected=", ".join(known),
             given=", ".join(unknown),
-            hint=did_you_mean(unknown, known),
+            hint=_HABITS.get(unknown[0]) or did_you_mean(unknown, known),
         )
     values: dict[str, Any] = {}
     for name, f in known.items():

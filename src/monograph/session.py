@@ -59,8 +59,29 @@ def load(
     return Session(UnreadModel(source), config, dict(dims or {}), dict(donate or {}), progress)
 
 
+_HABITS = {
+    "get_inputs": "session.inputs",
+    "get_outputs": "session.outputs",
+    "get_overridable_initializers": "session.optional_inputs",
+    "get_modelmeta": "session.metadata",
+    "get_session_options": "session.config",
+    "get_providers": "session.config.target",
+    "set_providers": 'monograph.load(..., target="gpu")',
+    "io_binding": "session.run(feeds, out={name: array})",
+    "run_with_iobinding": "session.run(feeds, out={name: array})",
+    "run_with_ort_values": "session.run(feeds)",
+    "end_profiling": "`monograph profile model.onnx`",
+}
+"""Members of ONNX Runtime's sessions, and the same in Monograph."""
+
+
 class Session(Calls):
     """A loaded model. `run` may be called from several threads at once."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        ours = _HABITS.get(name)
+        hint = f": use {ours}, or monograph.onnxruntime (docs/migration.md)" if ours else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
+from monograph.errors import ExecutionError
 from monograph.runtime.executable import Data, DonatedRun, Executable, Feeds, Outputs, Stream
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.pending import Pending
@@ -23,6 +24,23 @@ class NoFastPath:
 
     def try_start(self, feeds: Feeds, out: Feeds | None, stream: Stream) -> None:
         """Decline."""
+
+
+class ClosedPath:
+    """The fast path of a session that was closed: every run raises an error."""
+
+    def try_run(self, feeds: Feeds, out: Feeds | None) -> None:
+        """Raise the error of a closed session."""
+        raise closed()
+
+    def try_start(self, feeds: Feeds, out: Feeds | None, stream: Stream) -> None:
+        """Raise the error of a closed session."""
+        raise closed()
+
+
+def closed() -> ExecutionError:
+    """Return the error of a closed session."""
+    return ExecutionError("the session is closed", hint="load the model again")
 
 
 class KnownFeeds:
@@ -71,6 +89,10 @@ class KnownFeeds:
         kept = {k: e for k, e in self._known.items() if e[0] in ready}
         self._known = {**kept, key: (executable, use)}
         self._last = executable, use
+
+    def forget(self) -> None:
+        """Forget all executables."""
+        self._known, self._last = {}, None
 
     def leave_last(self) -> None:
         """Report the use of the last executable before the session looks for another one."""

@@ -24,7 +24,7 @@ from monograph.ir import (
     Type,
     from_numpy,
 )
-from monograph.ir.dtype import FLOAT, STRING
+from monograph.ir.dtype import COMPLEX, FLOAT, INT, STRING, UINT
 
 DECISIVE_ELEMENTS = 64
 """Integer inputs up to this size may decide ranks: they look like shapes, axes or sizes."""
@@ -197,7 +197,7 @@ def _check_tensor(
     name: str, type_: TensorType, data: Any, bound: dict[str, tuple[int, str]], problems: list[str]
 ) -> Any:
     try:
-        array = np.asarray(data)
+        array = _of_numbers(data, type_.dtype)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         given = from_numpy(array.dtype)
@@ -235,6 +235,40 @@ def _check_tensor(
     return array
 
 
+def _of_numbers(data: Any, wanted: DType) -> Any:
+    """Return an array; Python's numbers, alone or in lists, as the input's type if they fit.
+
+    Floats are rounded. Integers must come out exactly, and truth values are no numbers.
+    """
+    array = np.asarray(data)
+    python = isinstance(data, (list, tuple, int, float, complex))
+    if not python or isinstance(data, np.generic) or wanted.is_string:
+        return array
+    kinds = {FLOAT: "iuf", COMPLEX: "iufc", INT: "iu", UINT: "iu"}.get(wanted.kind, "")
+    if array.size and array.dtype.kind not in kinds:
+        return array
+    with np.errstate(over="ignore"):
+        made = array.astype(wanted.numpy)
+    if array.dtype.kind in "iu" and not _is_exact(array, made, wanted):
+        return array
+    return made
+
+
+def _is_exact(given: Any, made: Any, wanted: DType) -> bool:
+    """Return True if integers are the same numbers in another type."""
+    if wanted.is_integer:
+        # numpy keeps the types of fewer than eight bits in whole bytes.
+        low = -(1 << (wanted.bits - 1)) if wanted.kind == INT else 0
+        high = (1 << (wanted.bits - (wanted.kind == INT))) - 1
+        return all(low <= int(x) <= high for x in (given.min(initial=0), given.max(initial=0)))
+    if wanted.kind == COMPLEX:
+        made = made.real
+    back = made.astype(np.float64)
+    return bool(np.isfinite(back).all()) and all(
+        int(b) == int(g) for b, g in zip(back.flat, given.flat, strict=True)
+    )
+
+
 def _described(data: Any) -> str:
     """Describe what was given in place of an array of numbers or strings."""
     if data is None:
@@ -254,6 +288,8 @@ def _cast(data: Any, given: DType, wanted: DType) -> str:
     name = f"{module}.{wanted.numpy.name}"
     if isinstance(data, (np.ndarray, np.generic)):
         return f" (cast it with .astype({name}))"
+    if given.is_integer:
+        return f" (integers must be exact in {wanted})"
     return f" (make it with np.array(..., {name}))"
 
 

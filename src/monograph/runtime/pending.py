@@ -107,6 +107,14 @@ class Worker:
 
         return Pending(finish, lambda: os.getpid() != process or future.done(), True)
 
+    def close(self) -> None:
+        """Wait for the runs queued so far, and end the thread."""
+        self.wait()
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None and self._process == os.getpid():
+            threads.shutdown()
+
     def wait(self) -> None:
         """Wait for the runs queued so far, whatever their result."""
         last = self._last

@@ -1,0 +1,131 @@
+"""Python numbers as feeds, sessions that are closed, and calls in the style of ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import monograph
+from monograph.errors import ConfigError, ExecutionError, FeedError
+from monograph.session import Session
+from tests.test_session import affine, feeds, model_of
+
+
+def identity(element: int, shape: list[int]) -> onnx.ModelProto:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    return model_of(nodes, [("x", element, shape)], [("y", element, shape)])
+
+
+def echo(given: Any, element: int, shape: list[int], target: str = "reference") -> Any:
+    return monograph.load(identity(element, shape), target=target).run({"x": given})[0]
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+@pytest.mark.parametrize("given", [[0.1, 2], (0.1, 2.0), [np.float32(0.1), 2]])
+def test_lists_get_the_type_of_the_input(given: Any, target: str) -> None:
+    found = echo(given, TensorProto.FLOAT, [2], target)
+    assert (found.dtype, found.tolist()) == (np.float32, [np.float32(0.1), 2.0])
+
+
+@pytest.mark.parametrize(
+    ("given", "element", "expected"),
+    [
+        (3, TensorProto.INT64, 3),
+        (-128, TensorProto.INT8, -128),
+        (2**64 - 1, TensorProto.UINT64, 2**64 - 1),
+        (True, TensorProto.BOOL, True),
+        (0.5, TensorProto.DOUBLE, 0.5),
+        (2, TensorProto.FLOAT16, 2.0),
+        (1e40, TensorProto.FLOAT, float("inf")),
+    ],
+)
+def test_numbers_are_scalars(given: Any, element: int, expected: Any) -> None:
+    found = echo(given, element, [])
+    assert (found.shape, found.item()) == ((), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "element"),
+    [
+        (1.0, TensorProto.INT64),
+        (300, TensorProto.UINT8),
+        (-1, TensorProto.UINT32),
+        (2**24 + 1, TensorProto.FLOAT),
+        (2049, TensorProto.FLOAT16),
+        (1 << 70, TensorProto.INT64),
+        (True, TensorProto.FLOAT),
+        (1, TensorProto.BOOL),
+        (np.float64(1), TensorProto.FLOAT),
+        (np.int32(1), TensorProto.INT64),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(given: Any, element: int) -> None:
+    with pytest.raises(FeedError, match="do not fit the model"):
+        echo(given, element, [])
+
+
+def test_empty_lists_are_arrays_without_elements() -> None:
+    assert echo([], TensorProto.INT32, [0]).dtype == np.int32
+
+
+def test_arrays_are_not_cast() -> None:
+    with pytest.raises(FeedError, match="cast it with"):
+        echo(np.ones(2), TensorProto.FLOAT, [2])
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_a_closed_session_does_not_run(target: str) -> None:
+    session = monograph.load(affine(), target=target)
+    session.run(feeds())
+    pending = session.run_async(feeds())
+    session.close()
+    session.close()  # again is no error
+    assert len(pending.result()) == 2
+    for call in (session.run, session.run_async):
+        with pytest.raises(ExecutionError, match="closed"):
+            call(feeds()).result()  # type: ignore[attr-defined]
+    with pytest.raises(ExecutionError, match="closed"):
+        session.run(feeds(), outputs=["y"])
+    assert session.stats["runs"] == 2
+
+
+def test_a_block_closes_its_session() -> None:
+    with monograph.load(affine(), target="cpu") as session:
+        assert isinstance(session, Session)
+        session.run(feeds())
+    assert session.stats["compiled"] == 0
+    with pytest.raises(ExecutionError, match="closed"):
+        session.run(feeds())
+
+
+@pytest.mark.parametrize(
+    ("first", "ours"), [(None, "session.run(feeds)"), (["y"], "session.run(feeds, outputs=['y'])")]
+)
+def test_order_of_arguments_of_onnxruntime(first: Any, ours: str) -> None:
+    session = monograph.load(affine(), target="reference")
+    for _ in range(2):
+        with pytest.raises(FeedError, match="feeds are the first argument") as raised:
+            session.run(first, feeds())
+        assert raised.value.expected == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("get_inputs", "session.inputs"), ("get_modelmeta", "session.metadata")]
+)
+def test_members_of_onnxruntime(name: str, ours: str) -> None:
+    session = monograph.load(affine(), target="reference")
+    with pytest.raises(AttributeError, match=f"{name}.*use {ours}"):
+        getattr(session, name)()
+    with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
+        _ = session.other
+
+
+def test_names_of_onnxruntime() -> None:
+    with pytest.raises(AttributeError, match=r"use monograph\.load"):
+        _ = monograph.InferenceSession  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match='target="gpu"'):
+        monograph.load(affine(), providers=["CUDAExecutionProvider"])
