@@ -132,9 +132,7 @@ class CodegenError(MonographError):
 
 
 class InternalError(MonographError):
-    """Monograph contradicts itself, for example by an address outside of its buffer. Please report
-    it.
-    """
+    """Monograph contradicts itself, as by an address outside of its buffer. Please report it."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         facts.setdefault("hint", "this is a fault of Monograph: please report it with the model")

@@ -25,9 +25,7 @@ def evaluate(
     feeds: Mapping[str, Any] | Sequence[Any],
     observe: Observer | None = None,
 ) -> list[Any]:
-    """Return the outputs of a graph, in order. `observe` is called with each value once
-    computed.
-    """
+    """Return the outputs of a graph, in order. `observe` is called with each computed value."""
     if not isinstance(feeds, Mapping):
         feeds = dict(zip(graph.input_names, feeds, strict=True))
     remaining = dict(graph.uses)

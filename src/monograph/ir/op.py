@@ -112,15 +112,11 @@ class Op(OpTraits):
         raise NotImplementedError
 
     def scalar(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute one element of the result from one of each operand (see
-        `monograph.ops.scalar`).
-        """
+        """Compute one element of the result from one of each operand (see `ops.scalar`)."""
         raise NotImplementedError
 
     def canonical(self, *types: Type) -> Op:
-        """Return the canonical form of this op for these inputs; the op itself if it has one
-        form.
-        """
+        """Return the canonical form of this op for these inputs; the op itself by default."""
         return self
 
     @classmethod
@@ -130,9 +126,7 @@ class Op(OpTraits):
 
     @classmethod
     def holds(cls, static: dict[str, Any]) -> object:
-        """Return an object that must live as long as the op, such as the RNG state; None if
-        nothing.
-        """
+        """Return an object that must live as long as the op, such as an RNG state; or None."""
         return None
 
     @property
@@ -151,9 +145,7 @@ class Op(OpTraits):
         return known
 
     def __call__(self, *inputs: Value) -> Value:
-        """Apply this op to values; applied to patterns (see `monograph.rewrite`) it gives a
-        pattern.
-        """
+        """Apply this op to values; applied to patterns (see `rewrite`) it gives a pattern."""
         operands: tuple[Any, ...] = inputs
         for v in operands:
             if hasattr(v, "applied"):

@@ -161,8 +161,7 @@ class OpTraits:
     never_larger: ClassVar[bool] = False
     """True if no result is larger than the largest element of the first operand."""
     level: ClassVar[bool] = False
-    """True if results do not grow with the operands, or stay in f32 and are bounded by their
-    readers."""
+    """True if results do not grow with operands, or stay in f32 and readers bound them."""
     exponential: ClassVar[bool] = False
     """True if a layer that reads the result grows beyond any degree."""
     contracts: ClassVar[bool] = False

@@ -147,9 +147,7 @@ class Index:
         return whole + Index(0, ((Quotient(rest, by), 1),))
 
     def _coarser(self, by: int) -> tuple[Index, int] | None:
-        """Return (index, g) with self // by = index // (by // g), without terms too small to
-        matter.
-        """
+        """Return (index, g) with self // by = index // (by // g), without terms too small."""
         ordered = sorted(self.terms, key=lambda t: -abs(t[1]))
         for count in range(len(ordered), 0, -1):
             g = math.gcd(by, *(f for _, f in ordered[:count]))

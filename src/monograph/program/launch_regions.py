@@ -157,9 +157,7 @@ class SplitAtHost:
             yield GraphStep(tuple(run))
 
     def verify(self, program: Program) -> None:
-        """Verify that every step is launched once and in order, and that no region holds a host
-        step.
-        """
+        """Verify that every step is launched once, in order, and no region holds a host step."""
         launched = [step for launch in program.launches for step in launch.steps]
         if launched != list(program.steps):
             raise VerifyError(

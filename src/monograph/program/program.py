@@ -131,9 +131,7 @@ def lifetimes(steps: tuple[Step, ...], places: Places) -> list[Lifetime]:
 
 
 def verify_program(program: Program) -> Program:
-    """Verify that reads follow writes, outputs are written, and live buffers are not
-    overwritten.
-    """
+    """Verify that reads follow writes, outputs are written, live buffers not overwritten."""
     written: set[Value] = set(program.graph.inputs)
     for step in program.steps:
         for value in step.region.inputs:

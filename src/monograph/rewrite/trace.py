@@ -64,9 +64,7 @@ class Trace:
             heapq.heappushpop(kept, entry)
 
     def nearest(self, rule: str) -> list[Missed]:
-        """Return the misses of a rule, nearest first; rare reasons first among equally near
-        ones.
-        """
+        """Return the misses of a rule, nearest first; of equally near ones rare reasons first."""
 
         def order(m: Missed) -> tuple[int, int, str, str]:
             return -m.score, self.tally[rule, _without_values(m.reason)], m.origin, m.reason

@@ -166,9 +166,7 @@ def sink_reshape(value: Value, context: Context) -> Value | Reject:
 
 
 def _unshaped(given: Sizes, after: Sizes, before: Sizes) -> Sizes | None:
-    """Return the shape of an operand that broadcasts to `after`, as one that broadcasts to
-    `before`.
-    """
+    """Return the shape of an operand that broadcasts to `after`, as one for `before`."""
     given = (1,) * (len(after) - len(given)) + given
     shape: list[int] = []
     for outer, inner in groups(before, after):

@@ -133,9 +133,7 @@ def concat_of_slices(value: Value) -> Value | Reject:
 
 
 def _views(piece: Value) -> list[Value]:
-    """Return the reshapes and transposes that a piece ends with, the last first, and their
-    source.
-    """
+    """Return the reshapes and transposes that a piece ends with, last first, and the source."""
     chain = [piece]
     while isinstance(chain[-1].op, (Reshape, Transpose)) and is_static(chain[-1].inputs[0]):
         chain.append(chain[-1].inputs[0])

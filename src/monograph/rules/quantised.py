@@ -123,9 +123,7 @@ def conv_of_bytes(value: Value) -> Value | Reject:
 
 
 def integer_conv(op: Conv, given: Centred, data: Array) -> Value | Reject:
-    """Compute conv(x - zero, W) by a convolution of bytes; padding with 0 becomes the zero
-    point.
-    """
+    """Compute conv(x - zero, W) by a convolution of bytes, padded with the zero point."""
     x, zero = given.x, given.zero
     if op.auto or op.layout != CHANNELS_FIRST:
         return Reject("the padding is not known yet", "plain padding", op.auto or op.layout)

@@ -101,9 +101,7 @@ def _gelu(
 def _differs(
     outer: Polynomial, argument: Polynomial, wanted: Polynomial, root: Value
 ) -> Reject | None:
-    """Return the reason why x (outer) with inner(argument) is no multiple of GELU; None if it
-    is.
-    """
+    """Return why x (outer) with inner(argument) is no multiple of GELU; None if it is."""
     if {*argument} != {*wanted}:
         return Reject("the argument has other powers of x", sorted(wanted), sorted(argument))
     for powers, coefficient in wanted.items():

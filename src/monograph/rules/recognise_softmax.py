@@ -99,9 +99,7 @@ def _shifted(shifted: Value, total: Reduction) -> Along | Reject:
 
 
 def unrepeated(value: Value, like: Value) -> Value:
-    """Return a value before a broadcast to the shape of `like`: elementwise ops broadcast
-    anyway.
-    """
+    """Return a value before a broadcast to the shape of `like`: elementwise ops broadcast."""
     if isinstance(value.op, Broadcast) and value.tensor.dims == like.tensor.dims:
         return value.inputs[0]
     return value

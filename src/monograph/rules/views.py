@@ -105,9 +105,7 @@ class Arrangement:
         return reshaped(moved, self.shape)
 
     def _as_transpose(self) -> Sizes | None:
-        """Return the permutation of the source's dimensions that gives the result, if there is
-        one.
-        """
+        """Return the permutation of the source's dimensions that gives the result, or None."""
         if len(self.dims) != len(self.source):
             return None
         sizes = enumerate(zip(self.source, strides_of(self.source), strict=True))
@@ -268,9 +266,7 @@ def collapse_transpose(value: Value, context: Context) -> Value | Reject:
 
 
 def _collapse(value: Value, context: Context) -> Value | Reject:
-    """Collapse the views up to the furthest value that one transpose at most separates from
-    here.
-    """
+    """Collapse the views up to the furthest value that at most one transpose separates."""
     chain = [value]
     while len(chain) < CHAIN and isinstance(chain[-1].inputs[0].op, (Reshape, Transpose)):
         chain.append(chain[-1].inputs[0])

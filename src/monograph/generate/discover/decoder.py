@@ -81,9 +81,7 @@ def fold_merged(model: onnx.ModelProto) -> bool:
 
 
 def find_roles(s: Surgery, settings: Settings) -> Decoder:
-    """Return the roles of a graph's inputs and outputs; raise one error for all that
-    are missing.
-    """
+    """Return the roles of a graph's inputs and outputs; raise one error for all missing ones."""
     initialised = set(s.constants)
     inputs = {i.name: i for i in s.graph.input if i.name not in initialised}
     outputs = {o.name: o for o in s.graph.output}

@@ -22,9 +22,7 @@ class Arrays(Protocol):
         """Copy an array of the host there."""
 
     def get(self, array: Any, mark: Any = None) -> Array:
-        """Return the content of a state array on the host; work enqueued after `mark` may still
-        run.
-        """
+        """Return a state array's content on the host; work enqueued after `mark` may run on."""
 
     def mark(self) -> Any:
         """Return a mark after all enqueued work; None if all has ended."""

@@ -260,9 +260,7 @@ class Engine:
         return self.step.aligned and (self.step.uniform or self.decoder.positions is None)
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
-        """Raise an error for sequences of unequal lengths if the decoder cannot
-        distinguish them.
-        """
+        """Raise an error for sequences of unequal lengths if the decoder cannot tell them apart."""
         if self.step.uniform and len(set(lengths)) > 1:
             raise FeedError(
                 "sequences of a batch must be equally long: the decoder has no position input",
@@ -410,9 +408,7 @@ class Engine:
         return feeds, {present: self.state[past] for present, past in self.step.donate.items()}
 
     def _made(self, made: dict[str, Any], mark: Any = None) -> Array:
-        """Keep the state for the next step; return the generated tokens, [batch], after
-        the mark.
-        """
+        """Keep the state for the next step; return generated tokens, [batch], after the mark."""
         # First: if the read is interrupted, there is no generated token.
         chosen = self._arrays.get(made[NEXT], mark).reshape(-1).copy()
         self._runs += 1

@@ -190,9 +190,7 @@ class Sequences:
         return bool(self._rows) and (all(self._done) or self._at_maximum())
 
     def finish_reason(self, index: int = 0) -> str | None:
-        """Return why a sequence cannot go on: "stop" (a stop token), "length" (no
-        room), or None.
-        """
+        """Return why a sequence cannot go on: "stop" (a stop token), "length" (no room) or None."""
         place = place_in(index, len(self._rows))
         if self._done[place]:
             return "stop"

@@ -116,9 +116,7 @@ def _body(
 
 
 def _seeing(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a node that marks seen tokens changed so that it skips ended rows; others
-    unchanged.
-    """
+    """Return a node that marks seen tokens, changed to skip ended rows; others unchanged."""
     if (node.domain, node.op_type) != (OWN, "See"):
         return node
     return _node("SeeGoing", [*node.input, ENDED], list(node.output))

@@ -120,9 +120,7 @@ def contained(graph: Graph, compiles: Compiles) -> Graph:
 
 
 class _Search:
-    """One walk over a graph in order, which finds the waiting values and the replacements of
-    others.
-    """
+    """One walk over a graph in order: it finds waiting values and replacements of others."""
 
     def __init__(self, compiles: Compiles, turns: bool = False) -> None:
         self.compiles = compiles

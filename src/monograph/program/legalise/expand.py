@@ -109,9 +109,7 @@ MOST_PHASES = 64
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase along one axis: its taps in order, the pixels that it reads, the zeros
-    around them.
-    """
+    """One phase along one axis: its taps in order, the pixels it reads, the zeros around."""
 
     taps: tuple[int, ...]
     start: int

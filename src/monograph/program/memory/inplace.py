@@ -115,9 +115,7 @@ def _is_in(value: Value, buffer: Buffer, places: Places) -> bool:
 
 
 def clash(region: Region, old: Buffer, places: Places) -> str | None:
-    """Return why a region must not write its only result over a buffer that it reads; None if it
-    may.
-    """
+    """Return why a region must not write its result over a buffer that it reads, or None."""
     result = region.root
     place = places.storage[result]
     new = place.buffer

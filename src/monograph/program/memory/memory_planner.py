@@ -67,9 +67,7 @@ def fullest(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:
 
 
 def _gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
-    """Return the start of the tightest gap between taken ranges that holds `nbytes`, or
-    their end.
-    """
+    """Return the start of the tightest gap between taken ranges for `nbytes`, or their end."""
     best: tuple[int, int] | None = None
     end = 0
     for start, stop in taken:

@@ -21,9 +21,7 @@ from monograph.program.program import Step
 
 @dataclass(frozen=True)
 class Schedule:
-    """For every step, by position: its stream, and the earlier steps of other streams
-    it waits for.
-    """
+    """By position of a step: its stream, and the earlier steps of others it waits for."""
 
     stream: tuple[int, ...]
     waits: tuple[tuple[int, ...], ...]

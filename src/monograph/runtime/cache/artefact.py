@@ -37,8 +37,7 @@ _PORTS = ("inputs", "outputs", "optional")
 
 @dataclass(frozen=True)
 class Artefact:
-    """A compiled program that is one native function, independent of the process that compiled
-    it."""
+    """A compiled program that is one native function, independent of its process."""
 
     layout: Layout
     objects: Sequence[Buffer]

@@ -153,8 +153,7 @@ class DiskCache:
         return True
 
     def _evict(self, kept: Path, kept_bytes: int) -> None:
-        """Delete the least recently used entries until the rest fits; other processes may do so
-        too."""
+        """Delete the least recently used entries until the rest fits; others may do so too."""
         found: list[tuple[float, int, Path]] = []
         for path in self._entries.glob("*/*"):
             try:
@@ -241,8 +240,7 @@ def _warn_once(message: str) -> None:
 
 @cache
 def _own_version() -> str:
-    """Return the package's version and a digest of its files, so that an edit makes old entries
-    misses."""
+    """Return the package's version and a digest of its files: an edit makes entries misses."""
     root = str(Path(monograph.__file__).parent)
     listed, folders = [], [root]
     while folders:

@@ -170,9 +170,7 @@ def bernoulli(n: Node) -> Value:
 
 @converter("Multinomial")
 def multinomial(n: Node) -> Value:
-    """Draw classes with probabilities softmax(x), by searching uniform numbers in their running
-    sum.
-    """
+    """Draw classes with probabilities softmax(x): search uniform numbers in the running sum."""
     x = n.input(0)
     if x.tensor.rank != 2:
         n.fail("the input must be [batch, classes]", given=x.type)

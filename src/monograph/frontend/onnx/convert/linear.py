@@ -147,9 +147,7 @@ class Term:
         return Term(ReduceSum(axes)(self.value), kept)
 
     def without_ones(self, shared: set[str]) -> Term:
-        """Return the term without dimensions of size 1 that another term has too: they
-        broadcast.
-        """
+        """Return the term without dimensions of size 1 that another term has: they broadcast."""
         dims = self.value.tensor.dims
         axes = tuple(i for i, x in enumerate(self.labels) if x in shared and dims[i] == 1)
         kept = tuple(x for i, x in enumerate(self.labels) if i not in axes)

@@ -216,8 +216,7 @@ class CudaGraphs(TorchGraphs):
         return bool(check(cu.cuStreamIsCapturing(stream)) != _NOT_CAPTURING)
 
     def _info(self, stream: int) -> tuple[Any, list[Any]]:
-        """Return the graph that a stream records, and the nodes that the next node would wait
-        for."""
+        """Return the graph that a stream records, and the nodes that the next one waits for."""
         status, _, graph, nodes, *_ = check(capture_info(stream))
         if status != _ACTIVE:
             raise GraphError("a capture was invalidated by a call that is not allowed during one")

@@ -235,8 +235,7 @@ class StagingBuffer:
                 np.copyto(self._inputs[name], array)
 
     def addresses(self, feeds: Mapping[str, Any]) -> list[int]:
-        """Return the addresses of fitting arrays; if one is not dense, gather all and return
-        none."""
+        """Return the addresses of fitting arrays; if one is not dense, gather all, return none."""
         found = []
         for name, _, _ in self._places:
             array = feeds[name]
@@ -338,8 +337,7 @@ class Ring:
         self._turns = 0
 
     def take(self) -> StagingBuffer:
-        """Return a buffer that no run uses: an idle one, else a new one, else that of the oldest
-        run."""
+        """Return a buffer that no run uses: an idle or a new one, else the oldest run's."""
         free_finished(self._graphs)
         staging: StagingBuffer | None = None
         for known in self._buffers:

@@ -1,5 +1,4 @@
-"""The device half of an overlapped upload: a PTX kernel that waits for flags that the host
-writes."""
+"""The device half of an overlapped upload: a PTX kernel that waits for the host's flags."""
 
 from __future__ import annotations
 
