@@ -19,7 +19,7 @@ from benchmarks.decoders import build
 
 import monograph
 from monograph.generate.engine.engine import Engine
-from monograph.generate.engine.pipelined_step import PipelinedStep
+from monograph.generate.engine.samplers import PipelinedStep
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.runtime.gpu import target
 from tests.generate.test_recorded import MEAN_SQUARE, check_recorded

@@ -15,8 +15,7 @@ from monograph.errors import FeedError, MonographError
 from monograph.generate.discover.decoder import Decoder
 from monograph.generate.discover.folder import Settings
 from monograph.generate.engine.arrays import Arrays, Logits, arrays_of
-from monograph.generate.engine.pipelined_step import PipelinedStep
-from monograph.generate.engine.samplers import Samplers
+from monograph.generate.engine.samplers import PipelinedStep, Samplers
 from monograph.generate.prompts import check_buckets, make_buckets
 from monograph.generate.rewrite.loop import LoopModel
 from monograph.generate.rewrite.sampling import SEEN, SamplerShape, Sampling
