@@ -108,13 +108,20 @@ class _Cell(Op, abstract=True):
             merge_dims(batch, given.dims[0])
         merge_dims(hidden, given.dims[1])
 
-    def _check_lengths(self, given: TensorType | None, batch: Dim) -> None:
-        if given is None:
-            return
-        check_kinds(given.dtype, (INT,))
-        if given.rank != 1:
-            raise InferError("lengths are a vector", given=given)
-        merge_dims(batch, given.dims[0])
+    def _results(
+        self, sizes: tuple[DType, Dim, Dim, Dim], lengths: TensorType | None, *states: TensorType
+    ) -> TupleType:
+        """Check states and lengths; return the types of all steps and of the last states."""
+        dtype, time, batch, hidden = sizes
+        for state in states:
+            self._check_state(state, dtype, batch, hidden)
+        if lengths is not None:
+            check_kinds(lengths.dtype, (INT,))
+            if lengths.rank != 1:
+                raise InferError("lengths are a vector", given=lengths)
+            merge_dims(batch, lengths.dims[0])
+        last = (TensorType(dtype, (batch, hidden)),) * len(states)
+        return TupleType((TensorType(dtype, (time, batch, hidden)), *last))
 
     def _activate(self, index: int, x: Array) -> Array:
         """Activation number `index` of a gate, after clipping."""
@@ -180,12 +187,7 @@ class Rnn(_Cell):
     samples = (
         sample("f32[3, 2, 4]", "f32[5, 4]", "f32[5, 5]", "f32[5]", "f32[1, 5]"),
         sample(
-            "f64[3, 2, 4]",
-            "f64[5, 4]",
-            "f64[5, 5]",
-            "f64[5]",
-            "f64[2, 5]",
-            [3, 1],
+            *("f64[3, 2, 4]", "f64[5, 4]", "f64[5, 5]", "f64[5]", "f64[2, 5]", [3, 1]),
             activations=(("leaky_relu", 0.1, 0.0),),
             backward=True,
             clip=2.0,
@@ -202,12 +204,9 @@ class Rnn(_Cell):
         h: TensorType,
         lengths: TensorType | None = None,
     ) -> TupleType:
-        dtype, time, batch, hidden = self._check(1, 1, x, w, r)
+        sizes = dtype, _, _, hidden = self._check(1, 1, x, w, r)
         self._check_vector("the bias", b, dtype, hidden)
-        self._check_state(h, dtype, batch, hidden)
-        self._check_lengths(lengths, batch)
-        last = TensorType(dtype, (batch, hidden))
-        return TupleType((TensorType(dtype, (time, batch, hidden)), last))
+        return self._results(sizes, lengths, h)
 
     def reference(
         self, x: Array, w: Array, r: Array, b: Array, h: Array, lengths: Array | None = None
@@ -238,13 +237,15 @@ class Gru(_Cell):
     samples = (
         sample("f32[3, 2, 4]", "f32[15, 4]", "f32[15, 5]", "f32[15]", "f32[15]", "f32[2, 5]"),
         sample(
-            "f32[3, 2, 4]",
-            "f32[15, 4]",
-            "f32[15, 5]",
-            "f32[15]",
-            "f32[15]",
-            "f32[1, 5]",
-            [0, 2],
+            *(
+                "f32[3, 2, 4]",
+                "f32[15, 4]",
+                "f32[15, 5]",
+                "f32[15]",
+                "f32[15]",
+                "f32[1, 5]",
+                [0, 2],
+            ),
             activations=(("hard_sigmoid", 0.2, 0.5), ("softsign", 0.0, 0.0)),
             backward=True,
             clip=3.0,
@@ -262,13 +263,10 @@ class Gru(_Cell):
         h: TensorType,
         lengths: TensorType | None = None,
     ) -> TupleType:
-        dtype, time, batch, hidden = self._check(2, 3, x, w, r)
-        self._check_vector("the bias", bw, dtype, w.dims[0])
-        self._check_vector("the recurrent bias", br, dtype, w.dims[0])
-        self._check_state(h, dtype, batch, hidden)
-        self._check_lengths(lengths, batch)
-        last = TensorType(dtype, (batch, hidden))
-        return TupleType((TensorType(dtype, (time, batch, hidden)), last))
+        sizes = self._check(2, 3, x, w, r)
+        self._check_vector("the bias", bw, sizes[0], w.dims[0])
+        self._check_vector("the recurrent bias", br, sizes[0], w.dims[0])
+        return self._results(sizes, lengths, h)
 
     def reference(
         self,
@@ -341,15 +339,11 @@ class Lstm(_Cell):
         c: TensorType,
         lengths: TensorType | None = None,
     ) -> TupleType:
-        dtype, time, batch, hidden = self._check(3, 4, x, w, r)
+        sizes = dtype, _, _, hidden = self._check(3, 4, x, w, r)
         self._check_vector("the bias", b, dtype, w.dims[0])
         peepholes = 3 * hidden if isinstance(hidden, int) else p.dims[0]
         self._check_vector("the peepholes", p, dtype, peepholes)
-        self._check_state(h, dtype, batch, hidden)
-        self._check_state(c, dtype, batch, hidden)
-        self._check_lengths(lengths, batch)
-        last = TensorType(dtype, (batch, hidden))
-        return TupleType((TensorType(dtype, (time, batch, hidden)), last, last))
+        return self._results(sizes, lengths, h, c)
 
     def reference(
         self,

@@ -195,11 +195,6 @@ class GpuProgram(Executable):
     def own_bytes(self) -> int:
         return sum(m.numel() for m in self.buffers.values())
 
-    @property
-    def device_bytes(self) -> int:
-        """The bytes of device memory that the executable holds."""
-        return self.own_bytes + self.constant_bytes
-
     def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
         """Run once; outputs are torch tensors if any feed is one, else numpy arrays."""
         self.check_process()

@@ -358,29 +358,3 @@ class GpuExecutable(GpuProgram):
             return found
         tensor = from_numpy(found).to(self.device.place)
         return tensor.view(torch_type(value.dtype)).reshape(value.tensor.static)
-
-    def launch_side_by_side(
-        self, ports: Mapping[str, torch.Tensor], streams: Sequence[torch.cuda.Stream]
-    ) -> None:
-        """Enqueue each launch once, on its stream; the first stream waits for all others."""
-        with self.lock:
-            for port, record, position, offset in self.port_arguments:
-                record.point(position, ports[port], offset)
-            main = streams[0]
-            begun = main.record_event()
-            for stream in streams[1:]:
-                stream.wait_event(begun)
-            ended: dict[int, torch.cuda.Event] = {}
-            awaited = {i for b in self.module.works for i in b.waits}
-            for record, bound in zip(self.records, self.module.works, strict=True):
-                stream = streams[bound.stream]
-                for other in bound.waits:
-                    if other in ended:  # not for a step without work
-                        stream.wait_event(ended[other])
-                with torch.cuda.stream(stream):
-                    record.launch(stream.cuda_stream)
-                if bound.position in awaited:
-                    ended[bound.position] = stream.record_event()
-            for stream in streams[1:]:
-                main.wait_event(stream.record_event())
-            self.runs += 1
