@@ -286,7 +286,7 @@ class _Blocks(ElementMaker):
         return self.e.scalars.a.unless(inside, total, add)
 
 
-def serves_stretches(value: Value) -> bool:
+def adds_equal_bytes(value: Value) -> bool:
     """Return True if elements are only added, and equal bytes fill them."""
     op = value.op
     if not isinstance(op, Pad) or op.mode != "constant" or 0 in value.inputs[0].tensor.dims:
@@ -295,7 +295,7 @@ def serves_stretches(value: Value) -> bool:
     return whole and (len(value.inputs) == 1 or value.dtype.itemsize == 1)
 
 
-@kernel_for(Pad, when=serves_stretches, first=True)
+@kernel_for(Pad, when=adds_equal_bytes, first=True)
 def pad(context: KernelContext) -> Kernel:
     """Generate a kernel for padding and its epilogue."""
     anchor, region = context.anchor, context.step.region
