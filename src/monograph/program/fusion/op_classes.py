@@ -79,7 +79,11 @@ def reads_codes(user: Value, index: int) -> bool:
     if not isinstance(user.op, Dot) or index != 1 or user.dtype not in _SUMMED_WIDER:
         return False
     weights = user.inputs[1]
-    return len(weights.tensor.dims) == 2 and coded(weights) is not None
+    source = coded(weights)
+    if source is None:
+        return False
+    # A stack of matrices: each has its own codes.
+    return len(weights.tensor.dims) == 2 or weights.tensor.size == source.tensor.size
 
 
 def is_native(value: Value) -> bool:

@@ -323,15 +323,18 @@ class DotKernel:
             total = b.add(total, b.mul(index, strides[at]))
         return total
 
+    def _matrix_offset(self, g: Int, size: int) -> Int:
+        """Return the offset of a batch's matrix in packed weights; each has `size` bytes."""
+        weights = self.anchor.inputs[1]
+        strides = tuple(s * size for s in strides_of(weights.tensor.static[:-2]))
+        return self._batch_offset(g, weights, (*strides, 0, 0))
+
     def _panel(self, g: Int, panel: Run, i: Int) -> tuple[Reg, int]:
         """Return the address of a panel of columns, and the bytes from one depth to the next."""
         b, p = self.b, self.problem
         if self.constant is not None:
-            own = self.constant.shape[:-2]
             step = panel.size * self.lanes * self.w_size
-            whole = p.depth * self.vectors * self.lanes * self.w_size
-            packed_strides = tuple(s * whole for s in strides_of(own)) + (0, 0)
-            at = self._batch_offset(g, self.anchor.inputs[1], packed_strides)
+            at = self._matrix_offset(g, p.depth * self.vectors * self.lanes * self.w_size)
             before = panel.start * self.lanes * p.depth * self.w_size
             at = b.add(b.add(at, before), b.mul(i, p.depth * step))
             return b.offset(b.arguments[f"p{self.packed}"], at), step

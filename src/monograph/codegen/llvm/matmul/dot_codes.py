@@ -22,16 +22,16 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f8e4m3fn, f8e5m2
 from monograph.ops.quant import Dequantize, spread
-from monograph.ops.shape import Transpose
+from monograph.ops.shape import Reshape, Transpose
 from monograph.program.fusion.op_classes import coded
 
 
 @dataclass(frozen=True)
 class QuantisedWeights:
-    """w[k, n] = (number - zeros[k // block, n]) * scale[k // block, n].
+    """w[k, n] = (number - zeros[k // block, n]) * scale[k // block, n], for each matrix of a stack.
 
     The number of an integer's code is the code itself; signed ones count from the lowest. A float's
-    code is its bits. Scales and zeros are f64, [blocks, columns].
+    code is its bits. Scales and zeros are f64, [..., blocks, columns].
     """
 
     codes: Array
@@ -46,6 +46,17 @@ class QuantisedWeights:
         first = self.zeros.flat[0] if self.zeros.size else 0.0
         whole = first == np.rint(first) and 0 <= first < 256
         return int(first) if whole and bool((self.zeros == first).all()) else None
+
+    @property
+    def depth(self) -> int:
+        return int(self.codes.shape[-2])
+
+    def matrices(self) -> list[QuantisedWeights]:
+        """Return the matrices of a stack, each with its own codes."""
+        flat = [a.reshape(-1, *a.shape[-2:]) for a in (self.codes, self.scale, self.zeros)]
+        return [
+            QuantisedWeights(c, s, z, self.block, self.dtype) for c, s, z in zip(*flat, strict=True)
+        ]
 
     @property
     def shift(self) -> Array:
@@ -77,12 +88,13 @@ def read_codes(weights: Value) -> QuantisedWeights | None:
     spreads = [_blocks(p, source, views) for p in (scale, zero_point)]
     if spreads[0] is None or spreads[1] is None:
         return None
-    depth, columns = codes.shape
-    blocks = max(len(p) for p in spreads if p is not None)
+    *outer, depth, columns = codes.shape
+    blocks = max(p.shape[-2] for p in spreads if p is not None)
     op = source.op
     assert isinstance(op, Dequantize)
     block = op.block if blocks > 1 else max(depth, 1)
-    scales, zeros = (np.broadcast_to(p, (blocks, columns)) for p in spreads if p is not None)
+    whole = (*outer, blocks, columns)
+    scales, zeros = (np.broadcast_to(p, whole) for p in spreads if p is not None)
     return QuantisedWeights(codes, scales, zeros + bias, block, of)
 
 
@@ -102,24 +114,44 @@ def _viewed(array: Array, views: list[Value]) -> Array:
 
 
 def _blocks(parameter: Array, source: Value, views: list[Value]) -> Array | None:
-    """Return a scale or zero point as [blocks of the depth, columns] in f64; either may be 1."""
+    """Return a scale or zero point as [..., blocks of the depth, columns]; either may be 1."""
     op, shape = source.op, source.tensor.static
     assert isinstance(op, Dequantize)
     wide = parameter.astype(np.float64)
     if op.axis is None or wide.size == 1:
         return wide.reshape(1, 1)
-    if len(shape) == 2 and all(isinstance(v.op, Transpose) for v in views):
-        flipped = sum(v.op == Transpose((1, 0)) for v in views) % 2 == 1
-        along = op.axis == (1 if flipped else 0)
-        if op.block == 0:
-            return None if along else wide.reshape(1, -1)
-        if along:
-            return wide.T if flipped else wide
+    axis = op.axis - len(shape)
+    if op.block == 0 and len(shape) == 2 and all(map(_flips, views)):
+        along = axis == (-1 if len(views) % 2 else -2)
+        return None if along else wide.reshape(1, -1)
+    if op.block:
+        found = _moved_blocks(wide, axis, views)
+        if found is not None:
+            return found
     full = _viewed(np.broadcast_to(spread(wide, shape, op.axis, op.block), shape), views)
-    depth = len(full)
+    depth = full.shape[-2]
     block = op.block if 0 < op.block < depth else max(depth, 1)
-    firsts = full[::block]
-    return firsts if np.array_equal(np.repeat(firsts, block, 0)[:depth], full) else None
+    firsts = full[..., ::block, :]
+    same = np.array_equal(np.repeat(firsts, block, -2)[..., :depth, :], full)
+    return firsts if same else None
+
+
+def _flips(view: Value) -> bool:
+    """Return True if a view swaps the last two dimensions and keeps the others."""
+    rank = view.tensor.rank
+    return view.op == Transpose((*range(rank - 2), rank - 1, rank - 2))
+
+
+def _moved_blocks(parameter: Array, axis: int, views: list[Value]) -> Array | None:
+    """Return scales of blocks under views that keep whole matrices; None under other views."""
+    for v in views:
+        if _flips(v):
+            parameter, axis = parameter.swapaxes(-1, -2), -3 - axis
+        elif v.tensor.static[-2:] == v.inputs[0].tensor.static[-2:] and isinstance(v.op, Reshape):
+            parameter = parameter.reshape(*v.tensor.static[:-2], *parameter.shape[-2:])
+        else:
+            return None
+    return parameter if axis == -2 else None
 
 
 class Decoded(DotKernel):

@@ -65,9 +65,12 @@ class _Coded(Decoded):
     # Weights
 
     def _pack(self, weights: Array) -> Array:
-        """[panel][block][scales, zeros, codes], columns padded with zeros."""
-        depth, columns = weights.shape
-        c, n = self.codes, self.numbers
+        """[matrix][panel][block][scales, zeros, codes], columns padded with zeros."""
+        return np.concatenate([self._pack_matrix(c) for c in self.codes.matrices()])
+
+    def _pack_matrix(self, c: QuantisedWeights) -> Array:
+        depth, columns = c.codes.shape
+        n = self.numbers
         wide = self.vectors * self.lanes
         parts = [c.scale * n.gain] if self.factors == 1 else [c.scale * n.gain, c.zeros]
         factors = np.zeros((len(c.scale), len(parts), wide), np.float32)
@@ -81,7 +84,7 @@ class _Coded(Decoded):
         for first, count, size in spans:
             codes = np.zeros((count * size, wide), np.uint8)
             start = first * c.block
-            codes[:, :columns] = weights[start : start + count * size]
+            codes[:, :columns] = c.codes[start : start + count * size]
             words = [n.pack(codes[i * size : (i + 1) * size]) for i in range(count)]
             blocks.append((factors[first : first + count], np.stack(words)))
         made = [
@@ -121,7 +124,8 @@ class _Coded(Decoded):
         m0 = b.add(b.mul(j, run.size), run.start)
         x = b.offset(self.pointers[self.x.source], b.mul(self._x_offset(g, m0), self.x_size))
         first = b.add(b.mul(i, panel.size), panel.start)
-        w = b.offset(b.arguments[f"p{self.packed}"], b.mul(first, self._column_bytes()))
+        own = self._matrix_offset(g, self.vectors * self._column_bytes())
+        w = b.offset(b.arguments[f"p{self.packed}"], b.add(own, b.mul(first, self._column_bytes())))
         zero = b.number(0, "float", self.lanes)
         count = run.size * panel.size
         stride = self.x.strides[-1] * self.x_size

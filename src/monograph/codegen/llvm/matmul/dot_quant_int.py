@@ -56,7 +56,7 @@ def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
     permitted = anchor.op.left_bits == BYTE_BITS and anchor.inputs[0].dtype == f32
     lanes = context.features.lanes(32)
     fits = codes.block % max(BOTH, lanes) == 0 and codes.block <= MOST_BLOCK
-    plain = x.strides[-1] == 1 and len(codes.codes) % codes.block == 0
+    plain = x.strides[-1] == 1 and codes.depth % codes.block == 0
     integers = bool(context.features.dot_i8) and not codes.dtype.is_float
     return integers and permitted and fits and plain
 
@@ -64,7 +64,7 @@ def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
 class Rounded(Decoded):
     def __init__(self, context: KernelContext, codes: QuantisedWeights) -> None:
         self.codes = codes
-        self.blocks = len(codes.codes) // codes.block
+        self.blocks = codes.depth // codes.block
         self.nibbles = bool(codes.codes.max(initial=0) < 16)
         # One whole number for all codes needs no shifts in memory.
         self.middle = codes.middle
@@ -86,9 +86,12 @@ class Rounded(Decoded):
     # Weights
 
     def _pack(self, weights: Array) -> Array:
-        """[panel][block][scales, shifts, codes], columns padded with zeros."""
-        depth, columns = weights.shape
-        c, wide = self.codes, self.vectors * self.lanes
+        """[matrix][panel][block][scales, shifts, codes], columns padded with zeros."""
+        return np.concatenate([self._pack_matrix(c) for c in self.codes.matrices()])
+
+    def _pack_matrix(self, c: QuantisedWeights) -> Array:
+        depth, columns = c.codes.shape
+        wide = self.vectors * self.lanes
         codes = np.zeros((depth, wide), np.uint8)
         codes[:, :columns] = c.codes
         parts = [c.scale] if self.middle is not None else [c.scale, c.shift]
@@ -220,7 +223,9 @@ class Rounded(Decoded):
         m0 = self._first_row(run, j)
         first = b.add(b.mul(i, size), panel.start)
         block_bytes = (self._factors + self._steps) * self._line
-        w = b.offset(b.arguments[f"p{self.packed}"], b.mul(first, self.blocks * block_bytes))
+        column_bytes = self.blocks * block_bytes
+        own = self._matrix_offset(g, self.vectors * column_bytes)
+        w = b.offset(b.arguments[f"p{self.packed}"], b.add(own, b.mul(first, column_bytes)))
         x = b.offset(self._left, b.mul(self._row(g, m0), self.row_bytes))
         zero = b.number(0, "float", self.lanes)
 

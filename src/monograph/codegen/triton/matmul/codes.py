@@ -28,6 +28,7 @@ Triton's interpreter runs no machine code: there the same steps are written in T
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ from monograph.codegen.triton.module.kernel import TritonPacked
 from monograph.ir import Array, Constant, DType, Value, known
 from monograph.ir.dtype import f16, f32, i4, i32, u4, u8
 from monograph.ops.quant import Dequantize
-from monograph.ops.shape import Transpose
+from monograph.ops.shape import Reshape, Transpose
 
 UNIT = 128
 """The most codes of a unit."""
@@ -60,15 +61,19 @@ class Paired:
 
 @dataclass(frozen=True, eq=False)
 class WeightCodes:
-    """The weights of a product of [m, k] with [k, n], before packing."""
+    """The weights of a product of [m, k] with [k, n], or of a batch of them, before packing.
+
+    Matrices of a stack are packed one after the other, as if they were columns of one.
+    """
 
     source: Value
-    """A Dequantize of constants, [n, k] if `by_column`."""
+    """A Dequantize of constants, [..., n, k] if `by_column`."""
     by_column: bool
     n: int
     k: int
     group: int
     """The elements of a column that share a scale; k if a column has one."""
+    matrices: int = 1
 
     @property
     def dtype(self) -> DType:
@@ -116,7 +121,7 @@ class WeightCodes:
 
     def _bits(self) -> Array:
         """Return codes [n, k] as whole bytes, padded at the end."""
-        bits: Array = self._column_major(self._data(0)).view(np.uint8)
+        bits: Array = self._column_major(self._data(0).view(np.uint8))
         if self.dtype.bits == 4:
             # In two's complement, flipping the sign bit adds 8.
             bits = (bits & 15) ^ (8 if self.dtype == i4 else 0)
@@ -161,14 +166,16 @@ class WeightCodes:
         return data
 
     def _column_major(self, data: Array) -> Array:
-        return data if self.by_column else data.swapaxes(0, 1)
+        columns = data if self.by_column else data.swapaxes(-1, -2)
+        return columns.reshape(-1, columns.shape[-1])
 
     def _parameter(self, index: int) -> Array:
         """Return a scale or zero point for every column and group."""
         data = self._data(index)
         if data.ndim < 2:
-            data = np.broadcast_to(data.reshape(-1, 1), (self.n, 1))
-            return np.broadcast_to(data, (self.n, self.groups))
+            columns = self.n * self.matrices
+            data = np.broadcast_to(data.reshape(-1, 1), (columns, 1))
+            return np.broadcast_to(data, (columns, self.groups))
         return self._column_major(data)
 
 
@@ -196,25 +203,37 @@ def _words_of_pairs(codes: Array, unit: int) -> Array:
 def codes_of(weights: Value) -> WeightCodes | None:
     """Return the codes that weights [k, n] are decoded from; None if this form cannot hold them."""
     by_column = False
-    if isinstance(weights.op, Transpose) and weights.tensor.rank == 2:
+    outer = weights.tensor.static[:-2]
+    while isinstance(weights.op, Reshape) and _keeps_matrices(weights):
+        weights = weights.inputs[0]
+    rank = weights.tensor.rank
+    if weights.op == Transpose((*range(rank - 2), rank - 1, rank - 2)):
         weights, by_column = weights.inputs[0], True
     op = weights.op
-    if not isinstance(op, Dequantize) or weights.tensor.rank != 2:
+    if not isinstance(op, Dequantize) or math.prod(outer) != math.prod(weights.tensor.static[:-2]):
         return None
     if not all(isinstance(v.op, Constant) for v in weights.inputs):
         return None
     codes = weights.inputs[0].dtype
     if codes.bits not in (4, 8):
         return None
-    along = 1 if by_column else 0
-    k, n = weights.tensor.static[along], weights.tensor.static[1 - along]
+    along = -1 if by_column else -2
+    k, n = weights.tensor.static[along], weights.tensor.static[-3 - along]
     group = k
-    if op.block and op.axis == along:
+    axis = None if op.axis is None else op.axis - rank
+    if op.block and axis == along:
         group = op.block
-    elif op.axis is not None and (op.block or op.axis == along):
+    elif axis is not None and (op.block or axis == along or rank > 2):
         return None
     fits = group >= k or (group & (group - 1) == 0 and group >= LEAST_UNIT)
-    return WeightCodes(weights, by_column, n, k, min(group, k)) if fits else None
+    if not fits:
+        return None
+    return WeightCodes(weights, by_column, n, k, min(group, k), math.prod(outer))
+
+
+def _keeps_matrices(view: Value) -> bool:
+    source = view.inputs[0].tensor
+    return source.rank >= 2 and source.static[-2:] == view.tensor.static[-2:]
 
 
 LARGEST_HALF = 65504.0

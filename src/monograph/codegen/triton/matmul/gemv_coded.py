@@ -149,6 +149,12 @@ class _Coded:
         self.inside = self.mask(self.down, p.width, c.n)
         self.across = w.let(f"tl.arange(0, {c.words})[None, :]", "rw")
         self.one_group = codes.groups == 1
+        self.matrix = self.operands.first_column() if codes.matrices > 1 else None
+
+    def _packed_column(self, column: str, start: int) -> str:
+        """Return the number of a column among those of all matrices."""
+        parts = [column, str(start) if start else "", self.matrix or ""]
+        return self.w.let(" + ".join(p for p in parts if p))
 
     def mask(self, text: str, size: int, block: int) -> str | None:
         return self.w.let(f"{text} < {size}", "m") if size % block else None
@@ -178,8 +184,9 @@ class _Coded:
     def _weights(self, now: Now, at: int, start: int) -> CodedWeights:
         """Load words of a part's columns from some word on, with scales and zero points."""
         codes = self.p.codes
-        column = self.w.let(f"{self.down} + {start}" if start else self.down)
-        far = ".to(tl.int64)" if codes.n * self.many >= 1 << 31 else ""
+        column = self._packed_column(self.down, start)
+        size = codes.matrices * codes.n * self.many
+        far = ".to(tl.int64)" if size >= 1 << 31 else ""
         where = f"({column}){far} * {self.many} + {now.word}"
         words = self._load(self.words, where, self.inside, now.there, once=True)
         if self.one_group:
@@ -309,7 +316,7 @@ class _Coded:
 
     def _column_scaled(self, sums: str, m: int, start: int) -> str:
         """Scale sums of whole columns by the scale and the zero point of each."""
-        column = self.w.let(f"{self.column} + {start}" if start else self.column)
+        column = self._packed_column(self.column, start)
         inside = self.mask(self.column, self.p.width, self.c.n)
         zero = None if self.zero is None else self._load(self.zero, column, inside)
         scale, zero = self._numbers(self._load(self.scale, column, inside), zero)

@@ -141,7 +141,7 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     if context.arch.backend != "cuda" or anchor.dtype != f16 or anchor.inputs[0].dtype != f16:
         return []
     codes = codes_of(anchor.inputs[1])
-    if codes is None or not codes.pairs:
+    if codes is None or codes.matrices > 1 or not codes.pairs:
         return []
     p = F16x2Problem(context, shape, codes)
     if not p.gains_fit:

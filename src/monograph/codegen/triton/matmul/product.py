@@ -287,6 +287,12 @@ class Operands:
         options += ', eviction_policy="evict_first"' if once else ""
         return self.k.w.let(f"tl.load({where}{options})", "w")
 
+    def first_column(self) -> str:
+        """Return the first column of a batch's weights among the columns of all matrices."""
+        weights = self.anchor.inputs[1]
+        number = flatten(self._batch(weights), strides_of(weights.tensor.static[:-2]))
+        return self.t.elements.integer(number * self.shape.n, self.t.point)
+
     def _index(self) -> Index:
         return Index(0, ((self.counter, 1),))
 
