@@ -24,7 +24,7 @@ from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fuse_decoding import FuseDecoding
 from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings, FuseSharedInput
-from monograph.passes.horizontal.hoist_slices import HoistSlices
+from monograph.passes.horizontal.hoist_slices import HoistRows, HoistSlices
 from monograph.passes.precision.convert_precision import ConvertPrecision
 from monograph.passes.rule_passes import (
     CollapseViews,
@@ -81,6 +81,7 @@ STAGES: tuple[Stage, ...] = (
             FuseSharedInput(),
             FuseEmbeddings(),
             HoistSlices(),
+            HoistRows(),
             CollapseViews(),
             HoistConvs(),
         ),

@@ -15,9 +15,10 @@ from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, run_pass, substitute
-from monograph.passes.horizontal.batch_towers import BatchTowers, _Towers
+from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings
 from monograph.passes.horizontal.hoist_slices import HoistSlices
+from monograph.passes.horizontal.layers import Towers
 from monograph.pipeline import optimise
 from monograph.rewrite import GPU_COST, Trace, apply_rules
 from monograph.rules import arithmetic, concat, convolution, scales
@@ -159,8 +160,8 @@ def test_a_residual_stream_is_walked_once() -> None:
         v = value("f32[2, 4]")
         for _ in range(blocks):
             v = Add()(v, Sigmoid()(Dot()(v, weight(4, 4))))
-        towers = _Towers(graph_of(v))
-        walked = sum(len(chain[0][1]) for chain in towers.chains.values())
+        towers = Towers(graph_of(v))
+        walked = sum(len(chain[0].between) for chain in towers.chains.values())
         sizes.append(walked)
     assert sizes[1] == 2 * sizes[0]
 

@@ -3,95 +3,89 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from monograph.ir import Array, Constant, Graph, Op, TensorType, Value, constant, known
+from monograph.ir import Array, Graph, Input, Value, constant, known
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
-from monograph.ops.reduce import Reduction
-from monograph.ops.shape import Broadcast, Concat, Reshape, Squeeze, Transpose, Unsqueeze
-from monograph.ops.window import CHANNELS_FIRST
-from monograph.passes.base import Environment, Pass, substitute, users_of
-from monograph.passes.horizontal.families import AlongAxis, Family, Lifter, NewAxis, is_elementwise
+from monograph.ops.shape import Concat, Unsqueeze
+from monograph.passes.base import Environment, Pass, substitute
+from monograph.passes.horizontal.blends import blend_work
+from monograph.passes.horizontal.families import Family, Lifter
+from monograph.passes.horizontal.layers import (
+    LayerSchedule,
+    Towers,
+    is_layer,
+    joins_columns,
+    layer_kind,
+    wide_kind,
+)
+from monograph.passes.horizontal.stackings import AlongAxis, NewAxis, column_stacking
+from monograph.passes.horizontal.weights import are_constant, stack_weights
 from monograph.rewrite import Work
-
-Layer: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
-"""A layer (op and operand types) and the ops after it."""
-MAX_CHAIN = 64
-_BETWEEN = (Reduction, Reshape, Broadcast, Squeeze, Unsqueeze, Transpose)
 
 
 @dataclass(frozen=True)
 class BatchTowers(Pass):
     """Towers of layers that agree become one tower of batched layers, their epilogues included.
 
-    Layers agree when shapes, element types and what follows them do. Towers of unequal depth share
-    their common prefix. Layers of one level (as many layers before them) never depend on each
-    other, which is what makes computing them together safe.
+    Layers agree when shapes and element types do. Towers of unequal depth share their common
+    prefix. Layers are computed together only when none needs another. Elementwise work that
+    differs between towers is blended where that is faster than batches of their own.
     """
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
-        towers = _Towers(graph)
-        lifter = Lifter(graph)
-        seeds: list[Value] = []
-        for group in towers.groups():
-            if environment.exhausted:
-                break
-            fresh = [v for v in group if v not in lifter.place]
-            if len(fresh) < 2 or not self._pays(graph, towers, fresh, environment):
-                continue
-            inputs, seed = _seed(fresh)
-            if inputs is not None and not any(v in lifter.place for v in inputs.members):
-                lifter.add(inputs, given=True)
-            lifter.add(seed)
-            lifter.run()
-            seeds += fresh
-            self._note(graph, fresh, environment)
-        towers.note_dependent(graph, environment)
+        towers = Towers(graph)
+        lifter = Lifter(graph, cost=environment.cost)
+        schedule = LayerSchedule(towers, lifter)
+        plans = _Plans(towers, lifter, environment)
+        while group := schedule.next_group():
+            for layers in plans.choose(self.name, group):
+                if environment.exhausted:
+                    break
+                inputs, seed = _seed(layers)
+                free = inputs is not None and not any(v in lifter.place for v in inputs.members)
+                if inputs is not None and free and schedule.independent(inputs.members):
+                    # What else reads the inputs may read the stack, if none needs another.
+                    lifter.add(inputs, given=True)
+                lifter.add(seed)
+                lifter.run()
+                self._note(graph, layers, environment)
+            schedule.finish(group)
+        self._note_dependent(towers, environment)
         self._note_others(graph, environment)
         for value, reason in lifter.reasons:
             environment.trace.note_missed(self.name, graph.origin(value) or "", reason, 50)
-        if not seeds:
-            return graph
-        return substitute(graph, lifter.replacements(), lifter.origins(graph))
+        replaced = lifter.replacements()
+        return substitute(graph, replaced, lifter.origins(graph)) if replaced else graph
 
-    def _pays(
-        self, graph: Graph, towers: _Towers, layers: list[Value], environment: Environment
-    ) -> bool:
-        """Return True if a batch is faster than separate layers and than one wide layer."""
-        depth = towers.common_depth(layers)
-        shared = all(v.inputs[0] is layers[0].inputs[0] for v in layers)
-        reason = ""
-        if shared and isinstance(layers[0].op, Conv) and layers[0].op.groups != 1:
-            reason = "grouped convolutions over one input do not become one convolution"
-        else:
-            batched, wide, apart = _seconds(layers, depth, shared, environment)
-            figures = f"given {batched * 1e6:.2f} us)"
-            if batched >= apart:
-                reason = (
-                    "bringing the inputs together costs more than the launches saved"
-                    f" (expected below {apart * 1e6:.2f} us, {figures}"
-                )
-            elif batched >= wide:
-                reason = (
-                    "one wide layer is as fast: left to shared-input fusion"
-                    f" (expected below {wide * 1e6:.2f} us, {figures}"
-                )
-            else:
-                return True
-        origin = ", ".join(_origins(graph, layers))
-        environment.trace.note_missed(self.name, origin, reason, 100)
-        return False
+    def _note_dependent(self, towers: Towers, environment: Environment) -> None:
+        """Says of layers that agree why those that need each other are not computed together."""
+        alike: dict[object, list[Value]] = defaultdict(list)
+        for v in towers.layers:
+            alike[towers.chains[v][0].layer].append(v)
+        for first, *others in alike.values():
+            for other in others:
+                if towers.level[other] != towers.level[first] and towers.needs(other, first):
+                    environment.trace.note_missed(
+                        self.name,
+                        ", ".join(_origins(towers.graph, [first, other])),
+                        "they stand at different depths and one needs the other"
+                        f" (expected {towers.level[first]} layers before,"
+                        f" given {towers.level[other]})",
+                        40,
+                    )
+                    break
 
     def _note_others(self, graph: Graph, environment: Environment) -> None:
         """Says of dots and convolutions that are no layers why they are not."""
         for value in graph.values:
             if isinstance(value.op, (Dot, Conv)) and not is_layer(value):
-                constant_weights = isinstance(value.inputs[1].op, Constant)
-                reason = "the shapes are not static" if constant_weights else "dynamic weights"
+                constants = are_constant(value.inputs[1])
+                reason = "the shapes are not static" if constants else "dynamic weights"
                 origin = graph.origin(value) or ""
                 environment.trace.note_missed(self.name, origin, reason, 10)
 
@@ -109,169 +103,213 @@ def _origins(graph: Graph, values: list[Value]) -> list[str]:
     return [text for v in values if (text := graph.origin(v))]
 
 
-def _seconds(
-    layers: list[Value], depth: int, shared: bool, environment: Environment
-) -> tuple[float, float, float]:
-    """Estimates for the layers as one batch, as one wide layer, and apart.
+@dataclass(frozen=True)
+class _Choice:
+    """A set of layers, the time of the fastest way to compute them, and whether that is a batch."""
 
-    The arithmetic is the same. A batch reads its input once for each member, or copies separate
-    inputs together first. A wide layer reads it once, but layers behind it need its parts apart.
+    layers: list[Value]
+    seconds: float
+    reason: str
+    """Why the layers are not batched; "" where they are."""
+
+
+@dataclass(frozen=True)
+class _Plans:
+    """Divides congruent layers into batches, by the target's cost model."""
+
+    towers: Towers
+    lifter: Lifter
+    environment: Environment
+
+    def choose(self, name: str, group: list[Value]) -> list[list[Value]]:
+        """The batches of some layers: all of them, or by what follows them, or by their input."""
+        chains = self.towers.chains
+        # Chains in trie order put towers with a common prefix side by side, at every depth.
+        fresh = sorted((v for v in group if v not in self.lifter.place), key=lambda v: chains[v])
+        if len(fresh) < 2:
+            return []
+        divisions: list[Callable[[Value], object]] = [
+            lambda v: chains[v][0],
+            lambda v: None,
+            lambda v: (chains[v][0], v.inputs[0]),
+            lambda v: v.inputs[0],
+        ]
+        depth = max(self.towers.common_depth(fresh, mixed=True), 1)
+        plans = [[self._judge(g, depth) for g in _grouped(fresh, key)] for key in divisions]
+        plans.append(self._across_inputs(fresh, depth))
+        best = min((p for p in plans if p), key=lambda found: sum(c.seconds for c in found))
+        for choice in best:
+            if choice.reason:
+                origin = ", ".join(_origins(self.towers.graph, choice.layers))
+                self.environment.trace.note_missed(name, origin, choice.reason, 100)
+        return [c.layers for c in best if len(c.layers) > 1 and not c.reason]
+
+    def _across_inputs(self, layers: list[Value], most: int) -> list[_Choice]:
+        """Several inputs with as many layers each: a batch of the first of each, of the second ...
+
+        Shared-input fusion joins these batches, because they read one stack of inputs.
+        """
+        by_input = _grouped(layers, lambda v: v.inputs[0])
+        if len({len(g) for g in by_input}) > 1 or len(by_input) < 2 or len(by_input[0]) < 2:
+            return []
+        first, *others = ([*g] for g in zip(*by_input, strict=True))
+        choice = self._judge(first, most)
+        if choice.reason:
+            return []
+        cost = self.environment.cost.seconds
+        made = (sum(v.tensor.nbytes for v in g) for g in others)
+        more = [_Choice(g, cost(Work(0, 0, n)), "") for g, n in zip(others, made, strict=True)]
+        return [choice, *more]
+
+    def _judge(self, layers: list[Value], most: int) -> _Choice:
+        """Compares a batch with separate layers and with one wide layer, for `most` layers each."""
+        first = layers[0]
+        shared = all(v.inputs[0] is first.inputs[0] for v in layers)
+        grouped = isinstance(first.op, Conv) and first.op.groups != 1
+        batched, wide, apart = self._seconds(layers, shared, most)
+        if len(layers) == 1:
+            return _Choice(layers, apart, "")
+        if shared and grouped:
+            reason = "grouped convolutions over one input do not become one convolution"
+            return _Choice(layers, apart, reason)
+        if shared and self._breaks_up(layers, batched, most):
+            reason = "a wide layer with the other layers of the input is faster"
+            return _Choice(layers, batched, f"{reason}: left to shared-input fusion")
+        figures = f"given {batched * 1e6:.2f} us)"
+        if batched >= apart:
+            reason = (
+                "bringing the inputs together costs more than the launches saved"
+                f" (expected below {apart * 1e6:.2f} us, {figures}"
+            )
+        elif batched >= wide:
+            reason = (
+                "one wide layer is as fast: left to shared-input fusion"
+                f" (expected below {wide * 1e6:.2f} us, {figures}"
+            )
+        else:
+            reason = ""
+        return _Choice(layers, min(batched, wide, apart), reason)
+
+    def _breaks_up(self, layers: list[Value], batched: float, most: int) -> bool:
+        """Return True if a batch costs more than one layer with others of the same input.
+
+        Others differ in their widths. Layers behind a wide one read its parts through views.
+        """
+        first = layers[0]
+        if not isinstance(first.op, Dot) or not joins_columns(first):
+            return False
+        kind = wide_kind(first)
+        others = [
+            v
+            for v in self.towers.users[first.inputs[0]]
+            if is_layer(v) and v not in self.lifter.place
+            if joins_columns(v) and wide_kind(v) == kind and layer_kind(v) != layer_kind(first)
+        ]
+        if not others:
+            return False
+        seconds, every = self.environment.cost.seconds, [*layers, *others]
+        mixed = len({self.towers.chains[v][0].between for v in layers}) > 1
+        depth = self.towers.common_depth(layers, mixed)
+        joined, _ = self.towers.launches(layers, depth, most, mixed)
+        once = first.inputs[0].tensor.nbytes
+        made, more = (sum(v.tensor.nbytes for v in g) for g in (layers, others))
+        blend = blend_work([self.lifter.epilogue(v) for v in every], column_stacking(every))
+        epilogues = Work(blend.launches, 0, blend.bytes), Work(0, blend.flops, 0)
+        extra = min(map(seconds, epilogues)) if blend.flops else 0.0
+        wide = seconds(Work(joined, 0, once + made + more)) + extra
+        return wide < batched + seconds(Work(1, 0, once + more))
+
+    def _seconds(self, layers: list[Value], shared: bool, most: int) -> tuple[float, float, float]:
+        """Estimates for the layers as one batch, as one wide layer, and apart.
+
+        The arithmetic is the same, but for epilogues that differ. A batch reads its input once for
+        each member, or copies separate inputs together first. A wide layer reads it once, but
+        layers behind it need its parts apart. Layers behind the common ones run one by one.
+        """
+        seconds, chains = self.environment.cost.seconds, self.towers.chains
+        mixed = len({chains[v][0].between for v in layers}) > 1
+        depth = self.towers.common_depth(layers, mixed)
+        joined, each = self.towers.launches(layers, depth, most, mixed)
+        blend = self._blend_work(layers) if mixed else Work(0, 0, 0)
+        read = sum(v.inputs[0].tensor.nbytes for v in layers)
+        once = layers[0].inputs[0].tensor.nbytes
+        made = sum(v.tensor.nbytes for v in layers)
+        join = Work(0, 0, 0) if shared else Work(_copies(layers), 0, 2 * read)
+        batched = seconds(Work(joined, 0, read + made) + join) + seconds(Work(0, blend.flops, 0))
+        apart = seconds(Work(each, 0, read + made))
+        wide = float("inf")
+        if shared and joins_columns(layers[0]):
+            copies = Work(1, 0, 2 * made) if depth > 1 else Work(0, 0, 0)
+            epilogues = Work(blend.launches, 0, blend.bytes)
+            wide = seconds(Work(joined, 0, once + made) + copies + epilogues)
+        return batched, wide, apart
+
+    def _blend_work(self, layers: list[Value]) -> Work:
+        found = [self.lifter.epilogue(v) for v in layers]
+        return blend_work(found, NewAxis(len(layers)))
+
+
+def _grouped(layers: list[Value], key: Callable[[Value], object]) -> list[list[Value]]:
+    found: dict[object, list[Value]] = defaultdict(list)
+    for v in layers:
+        found[key(v)].append(v)
+    return [*found.values()]
+
+
+def _copies(layers: list[Value]) -> int:
+    """The kernels that bring inputs together: one for inputs of the graph, one for each repetition.
+
+    Other values are written where the stack has them.
     """
-    seconds = environment.cost.seconds
-    read = sum(v.inputs[0].tensor.nbytes for v in layers)
-    once = layers[0].inputs[0].tensor.nbytes
-    made = sum(v.tensor.nbytes for v in layers)
-    moved = read if shared else 3 * read
-    batched = seconds(Work(depth, 0, moved + made))
-    apart = seconds(Work(len(layers) * depth, 0, read + made))
-    copies = 2 * made if depth > 1 else 0
-    wide = seconds(Work(depth, 0, once + made + copies)) if shared else float("inf")
-    return batched, wide, apart
+    inputs = dict.fromkeys(v.inputs[0] for v in layers)
+    return any(isinstance(v.op, Input) for v in inputs) + len(layers) - len(inputs)
 
 
 def _seed(layers: list[Value]) -> tuple[Family | None, Family]:
-    """The inputs of some towers where they are several, and the first layer computed as one."""
+    """The inputs of some towers where they are several, and the first layer computed as one.
+
+    Weights that all layers share are not repeated.
+    """
     first = layers[0]
     shared = all(v.inputs[0] is first.inputs[0] for v in layers)
-    inputs = None if shared else _stacked_inputs(layers)
-    weights = [data for v in layers if (data := known(v.inputs[1])) is not None]
+    siamese = all(v.inputs[1] is first.inputs[1] for v in layers)
+    inputs = None if shared else _stacked_inputs(layers, siamese)
     x = first.inputs[0] if inputs is None else inputs.stacked
     if isinstance(first.op, Conv):
-        return inputs, _conv_seed(first.op, x, layers, weights, shared)
+        weights = [data for v in layers if (data := known(v.inputs[1])) is not None]
+        return inputs, _conv_seed(first.op, x, layers, weights, inputs)
     rank = first.tensor.rank
-    stack = np.stack(weights)
-    stack = stack.reshape(len(layers), *(1,) * (rank - stack.ndim + 1), *stack.shape[1:])
+    stack = first.inputs[1] if siamese else stack_weights([v.inputs[1] for v in layers], rank)
     missing = rank - first.inputs[0].tensor.rank if inputs is not None else 0
     x = Unsqueeze(tuple(range(1, 1 + missing)))(x) if missing else x
-    return inputs, Family(tuple(layers), first.op(x, constant(stack)), NewAxis(len(layers)))
+    return inputs, Family(tuple(layers), first.op(x, stack), NewAxis(len(layers)))
 
 
-def _stacked_inputs(layers: list[Value]) -> Family:
+def _stacked_inputs(layers: list[Value], siamese: bool) -> Family:
     """Separate inputs brought together; what else reads them can read the stack."""
     inputs = tuple(v.inputs[0] for v in layers)
     if isinstance(layers[0].op, Conv):
-        width = inputs[0].tensor.static[1]
-        stacking = AlongAxis(1 - inputs[0].tensor.rank, (width,) * len(inputs))
-        return Family(inputs, Concat(1)(*inputs), stacking)
+        axis = 0 if siamese else 1
+        width = inputs[0].tensor.static[axis]
+        stacking = AlongAxis(axis - inputs[0].tensor.rank, (width,) * len(inputs))
+        return Family(inputs, Concat(axis)(*inputs), stacking)
     return Family(inputs, Concat(0)(*map(Unsqueeze((0,)), inputs)), NewAxis(len(inputs)))
 
 
 def _conv_seed(
-    op: Conv, x: Value, layers: list[Value], weights: list[Array], shared: bool
+    op: Conv, x: Value, layers: list[Value], weights: list[Array], inputs: Family | None
 ) -> Family:
-    """Convolutions over one input become a wide one; over several, one of more groups."""
+    """Convolutions over one input become a wide one; over several, one of more groups.
+
+    Those of one kernel over several inputs become one convolution of more images.
+    """
     first = layers[0]
-    count = len(layers)
-    rank, width = first.tensor.rank, first.tensor.static[1]
-    stacked_weights = constant(np.concatenate(weights, 0))
-    if not shared:
-        op = Conv(**{**op.attributes, "groups": op.groups * count})
-    return Family(tuple(layers), op(x, stacked_weights), AlongAxis(1 - rank, (width,) * count))
-
-
-class _Towers:
-    """The layers of a graph: dots and convolutions with constant weights and static shapes."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.users = users_of(graph)
-        self.layers = [v for v in graph.values if is_layer(v)]
-        self.level = self._levels()
-        self.chains = self._all_chains()
-
-    def _levels(self) -> dict[Value, int]:
-        """Return the largest number of layers before each value."""
-        level: dict[Value, int] = {}
-        layers = set(self.layers)
-        for v in self.graph.values:
-            level[v] = max((level[i] + (i in layers) for i in v.inputs), default=0)
-        return level
-
-    def groups(self) -> list[list[Value]]:
-        """Layers of one level that agree, lowest level first, alike chains side by side."""
-        found: dict[tuple[int, Layer], list[Value]] = defaultdict(list)
-        for v in self.layers:
-            found[self.level[v], self.chains[v][0]].append(v)
-        # Chains in trie order put towers with a common prefix side by side, at every depth.
-        ordered = sorted(found.items(), key=lambda item: item[0][0])
-        return [sorted(g, key=lambda v: self.chains[v]) for _, g in ordered]
-
-    def common_depth(self, layers: list[Value]) -> int:
-        """For how many layers at least two of these towers agree."""
-        depth = 0
-        prefixes = [self.chains[v] for v in layers]
-        while True:
-            # A layer joins the batch by its own kind; what follows it matters to the next one.
-            heads = [(c[:depth], c[depth][0]) for c in prefixes if len(c) > depth]
-            if len(heads) < 2 or len(set(heads)) == len(heads):
-                return depth
-            depth += 1
-
-    def _all_chains(self) -> dict[Value, tuple[Layer, ...]]:
-        """For each layer, the layers that follow one another from it, and what is behind each.
-
-        Built from the back, so that every layer looks only at what lies up to the next one.
-        """
-        chains: dict[Value, tuple[Layer, ...]] = {}
-        for layer in reversed(self.layers):
-            between, following = self._epilogue(layer)
-            types = tuple(str(v.type) for v in layer.inputs)
-            own = ((layer.op.digest.hex(), *types), tuple(between))
-            rest = chains.get(following, ()) if following is not None else ()
-            chains[layer] = (own, *rest[: MAX_CHAIN - 1])
-        return chains
-
-    def _epilogue(self, layer: Value) -> tuple[list[str], Value | None]:
-        """The ops between a layer and the next, and the next layer, if there is one."""
-        seen: set[Value] = {layer}
-        names: list[str] = []
-        following: Value | None = None
-        stack = [layer]
-        while stack:
-            users = [u for u in self.users[stack.pop()] if u not in seen]
-            layers = [u for u in users if u in self.level and is_layer(u)]
-            seen.update(users)
-            if layers:
-                # Here the next layer begins; what else reads its input is not between the two.
-                following = following or layers[0]
-                continue
-            for user in users:
-                if is_between(user.op):
-                    names.append(user.op.digest.hex())
-                    stack.append(user)
-        return sorted(names), following
-
-    def note_dependent(self, graph: Graph, environment: Environment) -> None:
-        """Says of layers that agree why those of different levels are not computed together."""
-        alike: dict[Layer, list[Value]] = defaultdict(list)
-        for v in self.layers:
-            alike[self.chains[v][0]].append(v)
-        for group in alike.values():
-            first = group[0]
-            for other in group[1:]:
-                if self.level[other] != self.level[first]:
-                    environment.trace.note_missed(
-                        BatchTowers.name,
-                        ", ".join(_origins(graph, [first, other])),
-                        "they stand at different depths, one may need the other"
-                        f" (expected {self.level[first]} layers before,"
-                        f" given {self.level[other]})",
-                        40,
-                    )
-                    break
-
-
-def is_layer(value: Value) -> bool:
-    """A dot or channels-first convolution with constant weights and static shapes."""
-    if not isinstance(value.op, (Dot, Conv)) or len(value.inputs) != 2:
-        return False
-    if isinstance(value.op, Conv) and value.op.layout != CHANNELS_FIRST:
-        return False
-    x, w = value.inputs
-    static = all(isinstance(v.type, TensorType) and v.type.is_static for v in (x, w, value))
-    return static and isinstance(w.op, Constant) and not isinstance(x.op, Constant)
-
-
-def is_between(op: Op) -> bool:
-    """Work that travels with the layers it stands between."""
-    return is_elementwise(op) or isinstance(op, _BETWEEN)
+    count, rank = len(layers), first.tensor.rank
+    if inputs is not None:
+        stacking = inputs.stacking
+        if isinstance(stacking, AlongAxis) and stacking.axis == -rank:
+            return Family(tuple(layers), op(x, first.inputs[1]), stacking)
+        op = replace(op, groups=op.groups * count)
+    stacked = op(x, constant(np.concatenate(weights, 0)))
+    width = first.tensor.static[1]
+    return Family(tuple(layers), stacked, AlongAxis(1 - rank, (width,) * count))

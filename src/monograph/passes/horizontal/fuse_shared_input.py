@@ -6,103 +6,70 @@ Layers whose weights are codes of few bits are joined with their scales and zero
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.ir import Constant, Graph, Value, constant, known
+from monograph.ir import Constant, Graph, Op, Value, constant, known
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Less, LessEqual, Or, Where
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
-from monograph.ops.quant import Dequantize
-from monograph.ops.shape import Concat, Transpose, Unsqueeze
-from monograph.passes.base import Environment, Pass, joined_origins, substitute, users_of
-from monograph.passes.horizontal.batch_towers import is_layer
-from monograph.passes.horizontal.families import AlongAxis, Family, NewAxis
+from monograph.ops.shape import Concat, Reshape, Unsqueeze
+from monograph.passes.base import Environment, Pass, joined_origins, substitute
+from monograph.passes.horizontal.blends import blend_work
+from monograph.passes.horizontal.families import Family, Lifter
+from monograph.passes.horizontal.layers import is_layer, joins_columns, wide_kind
+from monograph.passes.horizontal.stackings import (
+    AlongAxis,
+    NewAxis,
+    column_stacking,
+    is_elementwise,
+    is_row_op,
+)
+from monograph.passes.horizontal.weights import join_columns
 from monograph.rewrite import Work
 
 
-def is_coded_layer(value: Value) -> bool:
-    """A dot with constants [k, n] that are decoded, with scales for each column."""
-    if not isinstance(value.op, Dot) or not value.inputs[1].tensor.is_static:
-        return False
-    if isinstance(value.inputs[0].op, Constant) or not value.tensor.is_static:
-        return False
-    decoded, columns = _decoded(value)
-    op = decoded.op
-    if not isinstance(op, Dequantize) or decoded.tensor.rank != 2:
-        return False
-    if not all(isinstance(v.op, Constant) for v in decoded.inputs):
-        return False
-    parameters = [v.tensor.static for v in decoded.inputs[1:]]
-    count = decoded.tensor.static[columns]
-    if op.block:
-        return op.axis == 1 - columns and all(s[columns] == count for s in parameters)
-    return op.axis == columns and all(s == (count,) for s in parameters)
-
-
-def coded_kind(layer: Value) -> tuple[object, ...]:
-    """The properties that layers must share. Their numbers of columns may differ."""
-    decoded, columns = _decoded(layer)
-    types = tuple(v.dtype.name for v in decoded.inputs)
-    depth = decoded.tensor.static[1 - columns]
-    return ("coded", layer.op.digest, decoded.op.digest, columns, depth, *types)
-
-
-def joined_weights(layers: Sequence[Value]) -> Value:
-    """The weights of layers of one kind side by side, still codes."""
-    found = [_decoded(v) for v in layers]
-    first, columns = found[0]
-    operands = []
-    for i, operand in enumerate(first.inputs):
-        axis = columns if operand.tensor.rank == 2 else 0
-        data = [d for v, _ in found if (d := known(v.inputs[i])) is not None]
-        operands.append(constant(np.concatenate(data, axis)))
-    whole = first.op(*operands)
-    return whole if columns == 1 else Transpose((1, 0))(whole)
-
-
-def _decoded(layer: Value) -> tuple[Value, int]:
-    """The op that decodes the weights of a layer, and the axis of their columns."""
-    weights = layer.inputs[1]
-    if isinstance(weights.op, Transpose) and weights.op.permutation == (1, 0):
-        return weights.inputs[0], 0
-    return weights, 1
+def _follows(op: Op) -> bool:
+    """Work that is computed together behind layers of one input."""
+    return is_elementwise(op) or is_row_op(op) or isinstance(op, Dot)
 
 
 @dataclass(frozen=True)
 class FuseSharedInput(Pass):
     """dot(x, A), dot(x, B) -> slices of dot(x, [A, B]); convolutions alike, along channels.
 
-    Weights of few bits stay codes: those are joined, and their scales and zero points.
+    Weights of few bits stay codes: those are joined, and their scales and zero points. What follows
+    the layers is computed together where it agrees; elementwise work that differs is blended where
+    that is faster.
     """
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
-        replacement: dict[Value, Value] = {}
-        origins: dict[Value, str] = {}
-        for source, users in users_of(graph).items():
+        lifter = Lifter(graph, allowed=_follows, cost=environment.cost)
+        for source, users in lifter.users.items():
             alike: dict[tuple[object, ...], list[Value]] = defaultdict(list)
             for user in users:
-                if user.inputs[0] is not source:
+                if user.inputs[0] is not source or user in lifter.place:
                     continue
-                if is_layer(user):
-                    alike[_kind(user)].append(user)
-                elif is_coded_layer(user):
-                    alike[coded_kind(user)].append(user)
+                if is_layer(user) and joins_columns(user):
+                    alike[wide_kind(user)].append(user)
             for group in alike.values():
                 if len(group) < 2 or environment.exhausted:
                     continue
-                if self._pays(graph, group, environment):
-                    family = _widened(group)
-                    origins[family.stacked] = joined_origins(graph, group)
-                    for i, v in enumerate(group):
-                        replacement[v] = family.member_value(i)
-        return substitute(graph, replacement, origins) if replacement else graph
+                if self._pays(graph, group, lifter, environment):
+                    lifter.add(_widened(group))
+                    lifter.run()
+        replaced = lifter.replacements()
+        return substitute(graph, replaced, lifter.origins(graph)) if replaced else graph
 
-    def _pays(self, graph: Graph, group: list[Value], environment: Environment) -> bool:
-        """Return True if one wide kernel is faster than several; both do the same arithmetic."""
+    def _pays(
+        self, graph: Graph, group: list[Value], lifter: Lifter, environment: Environment
+    ) -> bool:
+        """Return True if one wide kernel is faster than several; both do the same arithmetic.
+
+        Epilogues that differ are blended, or have kernels of their own behind a wide one.
+        """
         origin = " + ".join(t for v in group if (t := graph.origin(v)))
         if isinstance(group[0].op, Conv) and group[0].op.groups != 1:
             reason = "convolutions with groups do not share their input channels"
@@ -110,7 +77,10 @@ class FuseSharedInput(Pass):
             return False
         read = group[0].inputs[0].tensor.nbytes
         before = environment.cost.seconds(Work(len(group), 0, len(group) * read))
-        after = environment.cost.seconds(Work(1, 0, read))
+        work = blend_work([lifter.epilogue(v) for v in group], column_stacking(group))
+        epilogues = Work(work.launches, 0, work.bytes), Work(0, work.flops, 0)
+        more = min(map(environment.cost.seconds, epilogues)) if work.flops else 0.0
+        after = environment.cost.seconds(Work(1, 0, read)) + more
         if after >= before:
             reason = (
                 "one wide kernel is not faster"
@@ -124,28 +94,19 @@ class FuseSharedInput(Pass):
         return True
 
 
-def _kind(layer: Value) -> tuple[object, ...]:
-    """Layers of one kind may differ only in how many columns or channels they give."""
-    shape = list(layer.inputs[1].tensor.static)
-    shape[0 if isinstance(layer.op, Conv) else -1] = 0
-    return (layer.op.digest, layer.inputs[1].dtype.name, *shape)
-
-
 def _widened(group: list[Value]) -> Family:
     """The layers as slices of one with all their weights side by side."""
     first = group[0]
     is_conv = isinstance(first.op, Conv)
-    if is_layer(first):
+    if isinstance(first.inputs[1].op, Constant):
         weights = [data for v in group if (data := known(v.inputs[1])) is not None]
         whole = np.concatenate(weights, 0 if is_conv else -1)
         whole.flags.writeable = False  # a constant of it need not be a copy
         joined = constant(whole)
     else:
-        joined = joined_weights(group)
+        joined = join_columns([v.inputs[1] for v in group])
     stacked = first.op(first.inputs[0], joined)
-    axis = 1 - stacked.tensor.rank if is_conv else -1
-    widths = tuple(v.tensor.static[axis] for v in group)
-    return Family(tuple(group), stacked, AlongAxis(axis, widths))
+    return Family(tuple(group), stacked, column_stacking(group))
 
 
 @dataclass(frozen=True)
@@ -153,7 +114,8 @@ class FuseEmbeddings(Pass):
     """gather(T, i), gather(U, j) -> slices of gather([T; U], [i, j + rows of T]).
 
     Indices count from the end of their own table where they are negative. One that is out of
-    range of its table is out of range of the joined one too, so that it fails as before.
+    range of its table is out of range of the joined one too, so that it fails as before. Indices of
+    different shapes are joined flat.
     """
 
     exact = True
@@ -166,7 +128,7 @@ class FuseEmbeddings(Pass):
             if _is_lookup(v):
                 table, index = v.inputs
                 row = table.tensor.static[1:]
-                groups[level[v], table.dtype.name, row, index.type].append(v)
+                groups[level[v], table.dtype.name, row, index.dtype.name].append(v)
         replacement: dict[Value, Value] = {}
         origins: dict[Value, str] = {}
         for group in groups.values():
@@ -174,9 +136,9 @@ class FuseEmbeddings(Pass):
                 break
             if len(group) < 2 or not self._pays(graph, group, environment):
                 continue
-            family = _one_lookup(group)
-            origins[family.stacked] = joined_origins(graph, group)
-            replacement |= {v: family.member_value(i) for i, v in enumerate(group)}
+            looked_up, parts = _one_lookup(group)
+            origins[looked_up] = joined_origins(graph, group)
+            replacement |= dict(zip(group, parts, strict=True))
         return substitute(graph, replacement, origins) if replacement else graph
 
     def _pays(self, graph: Graph, group: list[Value], environment: Environment) -> bool:
@@ -184,8 +146,10 @@ class FuseEmbeddings(Pass):
         tables = list(dict.fromkeys(v.inputs[0] for v in group))
         rows = sum(t.tensor.static[0] for t in tables)
         before = environment.cost.seconds(Work(len(group), 0, 0))
-        # The indices are read and written once more, by one kernel that offsets them all.
-        moved = 2 * sum(v.inputs[1].tensor.nbytes for v in group)
+        # The indices are read and written once more, by one kernel that offsets them all. Those of
+        # different shapes have an offset and a number of rows each.
+        alike = len({v.inputs[1].type for v in group}) == 1
+        moved = (2 if alike else 4) * sum(v.inputs[1].tensor.nbytes for v in group)
         after = environment.cost.seconds(Work(2, 0, moved))
         reason = ""
         if rows > np.iinfo(group[0].inputs[1].dtype.numpy).max:
@@ -214,25 +178,37 @@ def _is_lookup(value: Value) -> bool:
     return is_table and not isinstance(index.op, Constant) and index.tensor.is_static
 
 
-def _one_lookup(group: list[Value]) -> Family:
-    """The lookups as slices of one, in a table of all their rows."""
+def _one_lookup(group: list[Value]) -> tuple[Value, list[Value]]:
+    """One lookup in a table of all rows, and the parts of it that the lookups are."""
     tables = list(dict.fromkeys(v.inputs[0] for v in group))
     joined = np.concatenate([data for t in tables if (data := known(t)) is not None])
     first = dict(zip(tables, np.cumsum([0, *(t.tensor.static[0] for t in tables)]), strict=False))
-    index_type = group[0].inputs[1].tensor
-    along = (len(group), *(1,) * index_type.rank)
+    indices = [v.inputs[1] for v in group]
+    dtype, sizes = indices[0].dtype, [v.tensor.size for v in indices]
+    alike = len({v.type for v in indices}) == 1
+    if alike:
+        stacked = Concat(0)(*map(Unsqueeze((0,)), indices))
+        along = (len(group), *(1,) * indices[0].tensor.rank)
+    else:
+        stacked = Concat(0)(*(Reshape((v.tensor.size,))(v) for v in indices))
+        along = (sum(sizes),)
 
     def each(numbers: list[int]) -> Value:
-        return constant(np.array(numbers).reshape(along), index_type.dtype)
+        spread = np.array(numbers) if alike else np.repeat(numbers, sizes)
+        return constant(spread.reshape(along), dtype)
 
     rows = [v.inputs[0].tensor.static[0] for v in group]
     offsets = [int(first[v.inputs[0]]) for v in group]
-    stacked = Concat(0)(*(Unsqueeze((0,))(v.inputs[1]) for v in group))
-    negative = Less()(stacked, constant(0, index_type.dtype))
+    negative = Less()(stacked, constant(0, dtype))
     counted = Where()(negative, Add()(stacked, each(rows)), stacked)
     above = LessEqual()(each(rows), counted)
-    outside = Or()(above, Less()(counted, constant(0, index_type.dtype)))
-    beyond = constant(len(joined), index_type.dtype)
-    indices = Where()(outside, beyond, Add()(counted, each(offsets)))
-    looked_up = Gather(0)(constant(joined), indices)
-    return Family(tuple(group), looked_up, NewAxis(len(group)))
+    outside = Or()(above, Less()(counted, constant(0, dtype)))
+    beyond = constant(len(joined), dtype)
+    at = Where()(outside, beyond, Add()(counted, each(offsets)))
+    looked_up = Gather(0)(constant(joined), at)
+    if alike:
+        family = Family(tuple(group), looked_up, NewAxis(len(group)))
+        return looked_up, [family.member_value(i) for i in range(len(group))]
+    flat = AlongAxis(-looked_up.tensor.rank, tuple(sizes))
+    parts = (flat.member(looked_up, i) for i in range(len(group)))
+    return looked_up, [Reshape(v.tensor.static)(p) for v, p in zip(group, parts, strict=True)]

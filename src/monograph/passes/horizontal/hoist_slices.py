@@ -1,4 +1,4 @@
-"""Moves elementwise work above the slices of a value."""
+"""Moves elementwise work, reductions, softmax and norms above the slices of a value."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from monograph.ir import Constant, Graph, TensorType, Value
+from monograph.ir import Constant, Graph, Op, TensorType, Value
 from monograph.ops.shape import Slice
 from monograph.passes.base import Environment, Pass, substitute, users_of
-from monograph.passes.horizontal.families import AlongAxis, Family, Lifter, is_elementwise
+from monograph.passes.horizontal.families import Family, Lifter
+from monograph.passes.horizontal.stackings import AlongAxis, is_elementwise, is_row_op
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,12 @@ class HoistSlices(Pass):
 
     exact = True
 
+    def hoists(self, op: Op) -> bool:
+        """Return True for ops that move above slices."""
+        return is_elementwise(op)
+
     def run(self, graph: Graph, environment: Environment) -> Graph:
-        lifter = Lifter(graph, allowed=is_elementwise)
+        lifter = Lifter(graph, allowed=self.hoists)
         users = users_of(graph)
         for source, readers in users.items():
             if isinstance(source.op, Constant) or len(readers) < 2:
@@ -57,12 +62,12 @@ class HoistSlices(Pass):
         users: Mapping[Value, list[Value]],
         environment: Environment,
     ) -> list[tuple[int, list[Value]]]:
-        """Slices of a value that differ along one axis and are read by the same elementwise op."""
+        """Slices of a value that differ along one axis and are read by the same op."""
         found: dict[tuple[object, ...], list[Value]] = defaultdict(list)
         for value in readers:
             if not isinstance(value.op, Slice):
                 continue
-            work = [u.op.digest for u in users[value] if is_elementwise(u.op)]
+            work = [u.op.digest for u in users[value] if self.hoists(u.op)]
             if not work:
                 continue
             reason = _unfit(source, value)
@@ -102,6 +107,20 @@ class HoistSlices(Pass):
             )
             runs.append([value])
         return [_family(source, axis, run) for run in runs if len(run) > 1]
+
+
+@dataclass(frozen=True)
+class HoistRows(HoistSlices):
+    """f(x[a:b]), f(x[b:c]) -> slices of f(x[a:c]) for reductions, softmax and norms f, too.
+
+    Where f works along the axis of the slices they have one width; x[a:c] is then reshaped to
+    [slices, width], and f works along the width.
+    """
+
+    exact = False
+
+    def hoists(self, op: Op) -> bool:
+        return is_elementwise(op) or is_row_op(op)
 
 
 def _family(source: Value, axis: int, slices: list[Value]) -> Family:
