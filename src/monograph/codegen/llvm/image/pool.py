@@ -1,4 +1,7 @@
-"""Pools of any form: each window reduced in registers, vectors along the channels."""
+"""Pools of any form: each window reduced in registers, vectors along the channels; MaxUnpool.
+
+Unpooling writes zeros first, then elements at positions that are data.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image.grid_sample import ElementReader
 from monograph.codegen.llvm.image.windows import (
     ChannelBlocks,
     TapSpan,
@@ -23,10 +27,19 @@ from monograph.codegen.llvm.image.windows import (
     index_in,
     strided_view,
 )
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, pointers
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmFault,
+    Sync,
+    kernel_for,
+    pointers,
+    report,
+    synchronise,
+)
 from monograph.ir import Value
 from monograph.ir.dtype import FLOAT, UINT
-from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, Pool
+from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, MaxUnpool, Pool
 from monograph.ops.scalar import Scalar
 from monograph.ops.window import CHANNELS_LAST
 
@@ -229,3 +242,62 @@ class _ArgMax(_Pool):
             total = self.b.add(total, self.b.mul(places[axis], step))
             step *= self.sizes[axis]
         return total
+
+
+def serves_unpool(value: Value) -> bool:
+    """Return True if this kernel computes a value."""
+    if not isinstance(value.op, MaxUnpool):
+        return False
+    x, indices = value.inputs
+    return x.tensor.static == indices.tensor.static and 0 not in pooled(value)
+
+
+def pooled(value: Value) -> tuple[int, ...]:
+    """Return the shape that the indices refer to."""
+    assert isinstance(value.op, MaxUnpool)
+    return tuple(max(0, int(d)) for d in value.op.pooled_shape(value.inputs[0].tensor.static))
+
+
+@kernel_for(MaxUnpool, when=serves_unpool, readable=strided_view)
+def unpool(context: KernelContext) -> Kernel:
+    """Generate a kernel for unpooling and its epilogue."""
+    region, anchor = context.step.region, context.anchor
+    context.add(*region.inputs, *region.outputs)
+    counted = pooled(anchor)
+    total = math.prod(counted)
+    fault = context.argument(LlvmFault("index out of range", f"0..{total - 1}"))
+    sync = context.argument(Sync())
+    b = context.builder()
+    scalars = LlvmScalars(b, context.features)
+    reader = ElementReader(context, b, scalars)
+    epilogue = Epilogue(context, b)
+    shape = anchor.tensor.static
+    zero = scalars.literal(0, anchor.dtype, 0).reg
+
+    def clear(n: Int, _: object, place: Sequence[Int], run: object) -> None:
+        epilogue.store([n, *place], zero, 1)
+
+    each_pixel(b, context.threads, shape[0], shape[1:], blocks(1, 1, 1), clear)
+    synchronise(b, sync, context.threads)
+    given = anchor.inputs[0].tensor.static
+
+    def move(i: Int, _: list[Reg]) -> None:
+        at = b.coordinates(i, given)
+        index = reader.load(anchor.inputs[1], at).reg
+        wrong = b.compare("uge", index, Reg(str(total), "i64"))
+        report(b, fault, wrong, index)
+        safe = b.set("i64", f"select i1 {wrong}, i64 0, i64 {index}")
+        to = b.coordinates(safe, counted)
+        inside = Reg("true", "i1")
+        for number, size in zip(to, shape, strict=True):
+            fits = b.compare("slt", b.i64(number), b.i64(size))
+            inside = scalars.a.op("and", inside, fits)
+        x = reader.load(anchor.inputs[0], at).reg
+        b.when(inside, lambda: epilogue.store(to, x, 1))
+
+    def move_all() -> None:
+        b.loop(0, math.prod(given), 1, move)
+
+    # One thread, in order: of several elements for one position the last stays.
+    b.on_thread(0, move_all)
+    return context.finish(b)
