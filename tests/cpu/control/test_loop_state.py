@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.codegen.llvm.control.subprograms import graphs_of, lowered
+from monograph.codegen.llvm.control.subprograms import lowered
 from monograph.ir import Graph, Input, Value, constant, tensor, unpack
 from monograph.ir.dtype import boolean, f32, i64
 from monograph.ops import elementwise as ew
@@ -13,6 +13,7 @@ from monograph.ops.attention import CacheUpdate
 from monograph.ops.control import Loop
 from monograph.ops.reduce import ReduceSum
 from monograph.ops.subgraph import state_donated
+from monograph.program.dynamic.bounded import graphs_of
 from tests.cpu.against import check
 
 ROWS, COLUMNS = 12, 8

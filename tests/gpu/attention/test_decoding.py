@@ -14,7 +14,7 @@ from benchmarks.decoders import build
 import monograph
 from monograph.codegen.triton.attention import decode_step
 from monograph.codegen.triton.attention.flash import FlashTiling
-from monograph.codegen.triton.control.subprograms import graphs_of, lowered
+from monograph.codegen.triton.control.subprograms import lowered
 from monograph.codegen.triton.module.kernel import Arch, Candidate, GpuContext, Launch
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
@@ -25,6 +25,7 @@ from monograph.ops.elementwise import Add, Less, Sub
 from monograph.ops.reduce import ReduceMax
 from monograph.passes.base import Environment, substitute
 from monograph.passes.fuse_decoding import FuseDecoding
+from monograph.program.dynamic.bounded import graphs_of
 from monograph.program.program import Step
 from monograph.rewrite import CPU_COST, GPU_COST
 from monograph.runtime.gpu.executable import (

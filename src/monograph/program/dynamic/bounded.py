@@ -30,7 +30,7 @@ from monograph.ir import (
     known,
 )
 from monograph.ir.dtype import COMPLEX, STRING, i64
-from monograph.ops.control import Loop
+from monograph.ops.control import If, Loop, Scan
 from monograph.ops.elementwise import Less, Max, Sub, Where
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
@@ -38,7 +38,7 @@ from monograph.ops.pad_tile import Iota
 from monograph.ops.reduce import Reduction
 from monograph.ops.scatter import ScatterNd
 from monograph.ops.shape import Concat, Reshape, ShapeOf
-from monograph.ops.subgraph import is_pure
+from monograph.ops.subgraph import is_pure, state_donated
 from monograph.program.fusion.op_classes import is_pointwise, is_view
 
 MAX_BOUND = 1 << 27
@@ -336,3 +336,16 @@ def _aligned(operand: Value, room: Room | None, rank: int, axis: int) -> bool:
         return False
     own = axis - rank + operand.tensor.rank
     return own < 0 or operand.tensor.static[own] == 1
+
+
+CONTROL = (If, Loop, BoundedLoop, Scan)
+"""Ops that run sub-graphs."""
+
+
+def graphs_of(value: Value) -> list[Graph]:
+    """Return the sub-graphs of a branch or a loop, whose state is updated in place."""
+    op = value.op
+    assert isinstance(op, CONTROL)
+    if isinstance(op, (Loop, BoundedLoop)):
+        return [state_donated(op.body, op.carried)]
+    return [op.then, op.orelse] if isinstance(op, If) else [op.body]

@@ -21,7 +21,6 @@ from monograph.codegen.llvm.control.subprograms import (
     dense,
     find_generator,
     find_program,
-    graphs_of,
     tensor_type,
     within,
 )
@@ -40,7 +39,7 @@ from monograph.ir import Array, DType, Graph, TensorType, Value, known
 from monograph.ops.control import Fail, If, Loop, Scan
 from monograph.ops.deferred import Require
 from monograph.ops.scalar import Scalar
-from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.dynamic.bounded import CONTROL, BoundedLoop, graphs_of
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Indices
 from monograph.program.index import strides_of
@@ -49,9 +48,7 @@ from monograph.program.memory.inplace import root
 
 def serves(value: Value) -> bool:
     """Return True if all sub-graphs can be compiled too."""
-    if not isinstance(value.op, (If, Loop, BoundedLoop, Scan)):
-        return False
-    return all(map(_compiles, graphs_of(value)))
+    return isinstance(value.op, CONTROL) and all(map(_compiles, graphs_of(value)))
 
 
 def _compiles(graph: Graph) -> bool:
@@ -61,7 +58,7 @@ def _compiles(graph: Graph) -> bool:
     return program is not None and all(generator(s.region) is not None for s in program.steps)
 
 
-@kernel_for(If, Loop, BoundedLoop, Scan, when=serves)
+@kernel_for(*CONTROL, when=serves)
 def control(context: KernelContext) -> Kernel:
     """Generate a kernel for a branch or a loop with its sub-graphs."""
     anchor = context.anchor

@@ -30,9 +30,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.codegen.llvm.module.memory import zero_halo
 from monograph.ir import Graph, Input, Item, TensorType, Value, known
-from monograph.ops.control import If, Loop, Scan
-from monograph.ops.subgraph import state_donated
-from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.dynamic.bounded import graphs_of
 from monograph.program.fusion.region import counters, merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.lowering import lower_body
@@ -216,15 +214,6 @@ def copy(context: KernelContext, b: Builder, source: StridedRef, target: Strided
 
 
 _PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
-
-
-def graphs_of(value: Value) -> list[Graph]:
-    """The sub-graphs of a branch or a loop."""
-    op = value.op
-    assert isinstance(op, (If, Loop, BoundedLoop, Scan))
-    if isinstance(op, (Loop, BoundedLoop)):
-        return [state_donated(op.body, op.carried)]
-    return [op.then, op.orelse] if isinstance(op, If) else [op.body]
 
 
 def lowered(graph: Graph) -> Program:

@@ -261,8 +261,7 @@ class Builder:
         body: Callable[[Int, list[Reg]], Iterable[Reg] | None],
         carried: Sequence[Reg] = (),
     ) -> list[Reg]:
-        """for i in range(start, stop, step); `body` gets i and the carried values, returns new
-        ones.
+        """for i in range(start, stop, step); `body` gets i and carried values, returns new ones.
 
         Literal bounds with one trip, or none, emit no loop.
         """

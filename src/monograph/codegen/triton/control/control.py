@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from monograph.codegen.triton.control.subprograms import CONTROL, InlinedWork, graphs_of, serves
+from monograph.codegen.triton.control.subprograms import InlinedWork, serves
 from monograph.codegen.triton.emit.tile import tile
 from monograph.codegen.triton.indexing.index_kernels import (
     Copied,
@@ -42,7 +42,7 @@ from monograph.ir import Item, TensorType, Type, Value, known
 from monograph.ir.dtype import boolean, i64
 from monograph.ops.control import Fail, If, Loop, Scan
 from monograph.ops.deferred import Require
-from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.dynamic.bounded import CONTROL, BoundedLoop, graphs_of
 from monograph.program.fusion.op_classes import is_view
 from monograph.program.memory.inplace import root
 

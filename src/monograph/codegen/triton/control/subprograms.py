@@ -22,9 +22,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.codegen.triton.module.layout import plan_inside
 from monograph.ir import Graph, Value, known
 from monograph.ir.dtype import u8
-from monograph.ops.control import If, Loop, Scan
-from monograph.ops.subgraph import state_donated
-from monograph.program.dynamic.bounded import BoundedLoop
+from monograph.program.dynamic.bounded import CONTROL, graphs_of
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Region
 from monograph.program.launch_regions import held_by_host, why_held
@@ -32,17 +30,7 @@ from monograph.program.lowering import lower_body
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
 
-CONTROL = (If, Loop, BoundedLoop, Scan)
 _PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
-
-
-def graphs_of(value: Value) -> list[Graph]:
-    """The sub-graphs of a branch or a loop."""
-    op = value.op
-    assert isinstance(op, CONTROL)
-    if isinstance(op, (Loop, BoundedLoop)):
-        return [state_donated(op.body, op.carried)]
-    return [op.then, op.orelse] if isinstance(op, If) else [op.body]
 
 
 def lowered(graph: Graph) -> Program:
