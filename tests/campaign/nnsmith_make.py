@@ -85,7 +85,7 @@ def main() -> int:
             continue
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                raw = generate(options.seed * 1_000_003 + number)
+                raw = generate((options.seed * 1_000_003 + number) % 2**32)
         except Exception as e:
             failed += 1  # a graph that the solver cannot fill, or that torch cannot export
             if failed <= 3 or failed % 100 == 0:
