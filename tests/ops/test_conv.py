@@ -136,12 +136,30 @@ def test_channels_that_only_the_data_shows_to_be_wrong() -> None:
 
 def test_padding_far_larger_than_the_data() -> None:
     far = 10**9
-    op = Conv(**window(1, strides=(far,), pads_begin=(far,), pads_end=(far,)))
+    op = Conv(**window(1, strides=(far,), dilations=(far,), pads_begin=(far,), pads_end=(far,)))
     with pytest.raises(ExecutionError, match="the padding is far larger than the data"):
-        apply(op, [[[1.0]]], [[[1.0]]])
+        apply(op, [[[1.0]]], [[[1.0, 2.0]]])
     back = transposed(1, strides=(far,), pads_begin=(far,))
     with pytest.raises(ExecutionError, match="the padding is far larger than the data"):
         apply(back, [[[1.0, 2.0]]], [[[1.0]]])
+
+
+def test_padding_that_no_window_reads_is_not_built() -> None:
+    far = 10**9
+    op = Conv(**window(1, strides=(far,), pads_begin=(far,), pads_end=(far,)))
+    assert apply(op, [[[3.0]]], [[[2.0]]]).tolist() == [[[0, 6, 0]]]
+
+
+@pytest.mark.parametrize("pads", [(0, 0), (3, 1), (7, 12)])
+@pytest.mark.parametrize("stride", [2, 3, 5, 9])
+def test_strides_beyond_the_kernel(stride: int, pads: tuple[int, int]) -> None:
+    """Elements between two windows make no difference."""
+    rng = np.random.default_rng([stride, *pads])
+    x, w = rng.normal(size=(2, 3, 8)), rng.normal(size=(4, 3, 2))
+    fields = {"dilations": (2,), "pads_begin": pads[:1], "pads_end": pads[1:]}
+    every = apply(Conv(**window(1, **fields)), x, w)
+    strided = apply(Conv(**window(1, strides=(stride,), **fields)), x, w)
+    np.testing.assert_array_equal(strided, every[..., ::stride])
 
 
 def transposed(n: int, **changes: Any) -> ConvTranspose:

@@ -203,8 +203,11 @@ class Conv(Op):
         y = np.empty(shape, x.dtype)
         # Not -1: where a size is 0, numpy cannot tell what is left for another.
         kernel = w.reshape(op.groups, w.shape[0] // op.groups, math.prod(w.shape[1:]))
-        padded = wi.pad_spatial(x, op.pads_begin, op.pads_end, 0)
-        view = wi.windows(padded, w.shape[2:], op.strides, op.dilations)
+        strides, pads = list(op.strides), [*zip(op.pads_begin, op.pads_end, strict=True)]
+        for i, reach in enumerate(map(wi.extent, w.shape[2:], op.dilations)):
+            x, strides[i], pads[i] = wi.read_elements(x, i + 2, reach, strides[i], pads[i])
+        padded = wi.pad_spatial(x, [b for b, _ in pads], [e for _, e in pads], 0)
+        view = wi.windows(padded, w.shape[2:], strides, op.dilations)
         if y.size:
             _correlate(view, kernel, y)
         return wi.in_layout(_result(y, dtype), self.layout)

@@ -173,6 +173,22 @@ def pad_spatial(x: Array, begin: Sequence[int], end: Sequence[int], fill: float 
     return np.pad(x, pads, constant_values=fill)
 
 
+def read_elements(
+    x: Array, axis: int, reach: int, stride: int, pads: tuple[int, int]
+) -> tuple[Array, int, tuple[int, int]]:
+    """Return x, stride and padding along an axis without the elements between two windows."""
+    size = x.shape[axis]
+    if stride <= reach or not any(pads) or size == 0:
+        return x, stride, pads
+    count = max(0, (size + sum(pads) - reach) // stride + 1)
+    check_padding((*x.shape[:axis], count * reach, *x.shape[axis + 1 :]), x.size)
+    places = (np.arange(count)[:, None] * stride + np.arange(reach)).reshape(-1) - pads[0]
+    inside = (places >= 0) & (places < size)
+    taken = np.take(x, places.clip(0, size - 1), axis)
+    inside = inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    return np.where(inside, taken, x.dtype.type(0)), reach, (0, 0)
+
+
 def windows(
     x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> Array:
