@@ -79,7 +79,7 @@ def run_all(mutants: Sequence[Mutant], options: Any, known: set[str]) -> list[Re
 def copy_tree(root: Path) -> None:
     """A copy of all that tests need, without what was compiled from it."""
     root.mkdir(parents=True)
-    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", ".mypy_cache", "results")
+    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", ".mypy_cache")
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
