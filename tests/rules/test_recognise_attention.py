@@ -309,3 +309,13 @@ def test_scores_made_narrower_stay() -> None:
     narrow = Cast(f16)(Dot()(q, SWAP(k)))
     before = Dot()(Cast(f32)(softmax(narrow)), v)
     assert rules.recognise_attention.function(value=before, context=None) is before
+
+
+@pytest.mark.parametrize(("steps", "found"), [(0, True), (3, True), (8, True), (9, False)])
+def test_repeats_are_found_behind_a_bounded_number_of_transposes(steps: int, found: bool) -> None:
+    heads = Gather(1)(k, constant(np.repeat(np.arange(4), 3)))
+    repeated, plain = heads, k
+    for _ in range(steps):
+        repeated, plain = SWAP(repeated), SWAP(plain)
+    expected = (plain, plain) if found else (repeated, repeated)
+    assert rules.without_repeats(repeated, repeated) == expected
