@@ -12,12 +12,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from monograph.codegen.common import types
-from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.attention.flash import AttentionSizes, Flash, FlashTiling, heads_of
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator, coordinates, each, write
+from monograph.codegen.triton.emit.tile import (
+    ResultTile,
+    accumulator,
+    coordinates,
+    each,
+    register,
+    write,
+)
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import BUSY, destination, viewed
 from monograph.codegen.triton.module.kernel import (
@@ -234,11 +239,10 @@ def turn(
     partner = scalars.cast(element(e, x, [batch, head, place, other], inside), wide)
     c = scalars.cast(element(e, cos, [batch, place, pair], inside), wide)
     s = scalars.cast(element(e, sin, [batch, place, pair], inside), wide)
-    kind = types.register(wide)
-    signed = Scalar(Reg(w.let(f"tl.where({second}, {s.reg}, -{s.reg})"), kind), wide)
+    signed = register(w, f"tl.where({second}, {s.reg}, -{s.reg})", wide)
     made = scalars.add(scalars.mul(own, c), scalars.mul(partner, signed))
     if turned:
-        made = Scalar(Reg(w.let(f"tl.where({turned}, {made.reg}, {own.reg})"), kind), wide)
+        made = register(w, f"tl.where({turned}, {made.reg}, {own.reg})", wide)
     return scalars.cast(made, x.dtype)
 
 

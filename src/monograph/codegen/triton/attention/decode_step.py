@@ -22,13 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from monograph.codegen.common import types
-from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.attention.attention import element, turn
 from monograph.codegen.triton.attention.flash import Flash, FlashTiling, heads_of
 from monograph.codegen.triton.emit.elements import TritonElements
-from monograph.codegen.triton.emit.tile import coordinates, write
+from monograph.codegen.triton.emit.tile import coordinates, register, write
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import BUSY
 from monograph.codegen.triton.module.kernel import (
@@ -347,7 +345,7 @@ class _Step(Flash):
             return
         e, w = self.t.elements, self.w
         inside = self._within(self.width, self.h.width, w.let(f"{mask}[:, None]", "m"))
-        scalar = Scalar(Reg(made, types.register(self.wide)), self.wide)
+        scalar = register(w, made, self.wide)
         numbers = [self.batch, w.let(f"{head}[:, None]"), "0", self._across(self.width)]
         write(e, self.results[0], numbers, e.scalars.cast(scalar, self.dtype), inside)
 

@@ -12,7 +12,7 @@ from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import memory_type
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
+from monograph.codegen.triton.emit.tile import ResultTile, accumulator, register, tile
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import multiply
 from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, TritonScratch
@@ -263,8 +263,7 @@ class Flash:
         made = w.let(f"{scores} * {float(scale)!r}")
         if op.softcap > 0:
             scalars = self.t.elements.scalars
-            element = types.register(self.wide)
-            inner = Scalar(Reg(w.let(f"{made} * {1 / op.softcap!r}"), element), self.wide)
+            inner = register(w, f"{made} * {1 / op.softcap!r}", self.wide)
             made = w.let(f"{scalars.tanh(inner).reg} * {op.softcap!r}")
         across = w.let(f"{key}[None, :]")
         seen = [w.let(f"{inside}[None, :]", "m")]

@@ -13,12 +13,17 @@ from functools import partial
 
 import numpy as np
 
-from monograph.codegen.common import types
-from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.conv.variants import convolutions, run_candidates, serves_runs
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import ResultTile, accumulator, each, finish_from, tile
+from monograph.codegen.triton.emit.tile import (
+    ResultTile,
+    accumulator,
+    each,
+    finish_from,
+    register,
+    tile,
+)
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.image.windows import (
     Window,
@@ -45,7 +50,6 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
-from monograph.ops.scalar import Scalar
 from monograph.program.index import Counter, Index
 
 
@@ -81,8 +85,7 @@ def _summed(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
         a = s.cast(s.decoded(x, anchor.inputs[0].dtype), wide).reg
         b = s.cast(s.decoded(y, anchor.inputs[1].dtype), wide).reg
         w.line(f"acc += tl.where({inside}, {a} * {b}, 0)" if inside else f"acc += {a} * {b}")
-    total = Scalar(Reg("acc", types.register(wide)), wide)
-    return s.encoded(s.cast(total, anchor.dtype))
+    return s.encoded(s.cast(register(w, "acc", wide), anchor.dtype))
 
 
 BUSY = 264

@@ -134,7 +134,7 @@ class ResultTile:
         """Compute the epilogue of an expression with the anchor's sums, and store it."""
         anchor = self.k.context.anchor
         wide = accumulator(anchor.dtype)
-        given = Scalar(Reg(self.k.w.let(result), types.register(wide)), wide)
+        given = register(self.k.w, result, wide)
         self.finish_scalar(self.elements.scalars.cast(given, anchor.dtype))
 
     def finish_parts(self, results: Mapping[int, str]) -> None:
@@ -144,8 +144,7 @@ class ResultTile:
         wide = accumulator(anchor.dtype)
         parts = {}
         for start, text in results.items():
-            given = Scalar(Reg(self.k.w.let(text), types.register(wide)), wide)
-            parts[start] = e.scalars.cast(given, anchor.dtype)
+            parts[start] = e.scalars.cast(register(self.k.w, text, wide), anchor.dtype)
             e.given[anchor] = parts[start]  # so that resolution stops there
         order = e.plan(region.outputs, self.at)
         held = [item.element for item in order if item.element.value is anchor]

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from monograph.codegen.common import types
-from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.scalar import register_type
-from monograph.codegen.triton.emit.tile import Body, ResultTile, accumulator, each
+from monograph.codegen.triton.emit.tile import Body, ResultTile, accumulator, each, register
 from monograph.codegen.triton.emit.writer import Writer, literal
 from monograph.codegen.triton.image.windows import Window, WindowReader, readable
 from monograph.codegen.triton.module.kernel import Candidate, GpuContext, KernelWriter, kernel_for
@@ -109,22 +108,13 @@ def _max_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     _start(k, t, "best", _lowest(dtype), dtype)
 
     def step(x: Scalar, inside: str | None, taps: list[str]) -> None:
-        own = x if inside is None else _select(k, inside, x, least)
-
-        best = Scalar(Reg("best", types.register(dtype)), dtype)
-        k.w.assign("best", str(scalars.max(best, own).reg))
+        if inside is not None:
+            kind, text = x.reg.type, f"tl.where({inside}, {x.reg}, {least.reg})"
+            x = Scalar(k.w.set(kind, text), dtype)
+        k.w.assign("best", str(scalars.max(register(k.w, "best", dtype), x).reg))
 
     walk.run(step)
-    return _stored(t, "best", dtype)
-
-
-def _select(k: KernelWriter, inside: str, x: Scalar, other: Scalar) -> Scalar:
-    return Scalar(k.w.set(x.reg.type, f"tl.where({inside}, {x.reg}, {other.reg})"), x.dtype)
-
-
-def _stored(t: ResultTile, name: str, dtype: DType) -> str:
-
-    return t.elements.scalars.encoded(Scalar(Reg(name, types.register(dtype)), dtype))
+    return scalars.encoded(register(k.w, "best", dtype))
 
 
 def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
@@ -143,12 +133,8 @@ def _place(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
         step_size *= sizes[d]
 
     def step(x: Scalar, inside: str | None, taps: list[str]) -> None:
-        own = w.let(
-            " + ".join(
-                f"({walk.reader.along(d, tap)[0]}) * {steps[d]}" for d, tap in enumerate(taps)
-            ),
-            "s",
-        )
+        at = (f"({walk.reader.along(d, tap)[0]}) * {steps[d]}" for d, tap in enumerate(taps))
+        own = w.let(" + ".join(at), "s")
         nan = f" | (({x.reg} != {x.reg}) & (best == best))" if dtype.is_float else ""
         above = f"{x.reg} > best"
         if dtype.kind == "uint":
@@ -182,9 +168,8 @@ def _mean_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
     walk.run(step)
     counts = [_count(w, walk, d, op) for d in range(len(g.sizes))]
     count = w.let(" * ".join(f"({c})" for c in counts), "n")
-
-    divisor = Scalar(Reg(w.let(f"({count}).to({register_type(wide)})"), types.register(wide)), wide)
-    total = Scalar(Reg("total", types.register(wide)), wide)
+    divisor = register(w, f"({count}).to({register_type(wide)})", wide)
+    total = register(w, "total", wide)
     return scalars.encoded(scalars.cast(scalars.div(total, divisor), dtype))
 
 
@@ -215,9 +200,7 @@ def _norm_body(k: KernelWriter, t: ResultTile, mask: str | None) -> str:
         w.assign("total", f"total + {power.reg}")
 
     walk.run(step)
-
-    total = Scalar(Reg("total", types.register(wide)), wide)
-    root = total
+    root = total = register(w, "total", wide)
     if op.p == 2:
         root = scalars.sqrt(total)
     elif op.p != 1:

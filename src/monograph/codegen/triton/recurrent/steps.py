@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monograph.codegen.common import types
-from monograph.codegen.common.registers import Reg
 from monograph.codegen.triton.emit.scalar import TritonScalars, register_type
+from monograph.codegen.triton.emit.tile import register
 from monograph.codegen.triton.matmul.product import dot_precision, rounded
 from monograph.codegen.triton.module.kernel import (
     Argument,
@@ -127,7 +126,7 @@ class CellWriter:
         return str(self.read(pointer, self.w.let(at, "i"), self.cell.r.dtype, mask).reg)
 
     def scalar(self, text: str) -> Scalar:
-        return Scalar(Reg(self.w.let(text), types.register(self.cell.dtype)), self.cell.dtype)
+        return register(self.w, text, self.cell.dtype)
 
     def alive(self, time: str, check: bool) -> str | None:
         """Return whether rows have not ended yet; None if none ever ends."""
