@@ -154,7 +154,7 @@ def bench_model(
     taken = process_peak()
     for peer in against:
         try:
-            contenders[peer] = _peer(peer, request, feeds, count)
+            contenders[peer] = peer_run(peer, request, feeds, count)
             contenders[peer]()
         except MonographError:
             raise
@@ -221,7 +221,7 @@ def summarise(seconds: Sequence[float]) -> Times:
     return Times(len(seconds), float(p50), float(p90), float(p99), min(seconds))
 
 
-def _peer(
+def peer_run(
     name: str, request: RunRequest, feeds: Mapping[str, Any], threads: int
 ) -> Callable[[], Any]:
     """Return a function that runs the file in another runtime on the same threads."""
