@@ -13,6 +13,7 @@ from monograph.codegen.llvm.module.features import host_features
 from monograph.ir import Value, constant, parse_type
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv
+from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.elementwise import Abs, Add
 from monograph.ops.shape import Transpose
 from tests.cpu.against import check
@@ -158,3 +159,69 @@ def test_a_depthwise_convolution_of_nothing_compiles(
     model = node_model("Conv", [x, w], constant=[1], group=4)
     (given,) = monograph.load(model, "cpu", cache_dir="").run({"x0": x})
     assert given.shape == (shape[0], 4 * per_group, *shape[2:])
+
+
+def given_weights(x: str, w: str, op: Conv | ConvTranspose, steps: int | None = None) -> None:
+    """Weights as an input, as a result of another step, and as a view."""
+    image, shape = Abs()(value(x)), [int(d) for d in w.split("[")[1][:-1].split(",")]
+    turned = [*shape[:2], *reversed(shape[2:])]
+    back = Transpose((0, 1, *reversed(range(2, len(shape)))))
+    kind = w.split("[")[0]
+    check(graph_of(op(image, value(w, "w"))), steps=steps)
+    check(graph_of(op(image, Abs()(value(w, "w")))))
+    check(graph_of(op(image, back(value(f"{kind}{turned}", "w")))))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64", "i32"])
+@pytest.mark.parametrize(
+    ("channels", "out", "groups", "kernel"),
+    [
+        (5, 37, 1, (3, 3)),
+        (16, 1, 1, (1, 1)),
+        (12, 40, 2, (3, 2)),
+        (24, 48, 8, (1, 1)),
+        (21, 21, 21, (3, 3)),
+        (3, 6, 3, (2, 5)),
+    ],
+)
+def test_weights_that_are_data(
+    dtype: str, channels: int, out: int, groups: int, kernel: tuple[int, int]
+) -> None:
+    """They are packed at the start of a run, for the kernels of constant weights."""
+    op = Conv((1, 2), (1, 0), (0, 1), (1, 1), groups=groups, layout=LAST)
+    w = f"{dtype}[{out}, {channels // groups}, {kernel[0]}, {kernel[1]}]"
+    given_weights(f"{dtype}[2, 7, 9, {channels}]", w, op, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "groups"),
+    [
+        ("f32[1, 40, 6]", "f32[70, 6, 5]", 1),
+        ("f32[1, 4, 5, 6, 3]", "f32[20, 3, 2, 1, 3]", 1),
+        ("f32[1, 1, 1, 1]", "f32[1, 1, 1, 1]", 1),
+        ("f32[1, 3, 5, 0]", "f32[4, 0, 3, 3]", 1),
+        ("f32[1, 3, 0, 4]", "f32[4, 2, 1, 1]", 2),
+    ],
+)
+def test_weights_that_are_data_of_other_ranks_and_sizes(x: str, w: str, groups: int) -> None:
+    rank = w.count(",") - 1
+    ones = (1,) * rank
+    given_weights(x, w, Conv(ones, ones, ones, ones, groups=groups, layout=LAST))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+@pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (3, 1), (1, 2)])
+def test_transposed_convolutions_by_weights_that_are_data(
+    dtype: str, groups: int, dilation: int
+) -> None:
+    op = ConvTranspose((2, 1), (1, 0), (0, 1), (dilation,) * 2, (0, 0), groups=groups, layout=LAST)
+    given_weights(f"{dtype}[2, 5, 4, 6]", f"{dtype}[6, 7, 3, 2]", op)
+
+
+def test_infinite_weights_that_are_data_multiply_padding() -> None:
+    op = Conv((1, 1), (1, 1), (1, 1), (1, 1), layout=LAST)
+    x = np.ones((1, 3, 4, 2), np.float32)
+    w = rng.normal(size=(5, 2, 3, 3)).astype(np.float32)
+    w[1, 0, 0, 0], w[2, 1, 2, 2], w[3] = np.inf, np.nan, 0
+    graph = graph_of(op(value("f32[1, 3, 4, 2]"), value("f32[5, 2, 3, 3]", "w")))
+    check(graph, {"x": x, "w": w})

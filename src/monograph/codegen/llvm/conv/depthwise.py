@@ -14,12 +14,13 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.conv.direct import Taps, sums_in_f32
+from monograph.codegen.llvm.conv.packing import Packing
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import load_elements
 from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, image
 from monograph.codegen.llvm.matmul.tiles import Run, split
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
@@ -66,10 +67,7 @@ class Depthwise:
         anchor = context.anchor
         assert isinstance(anchor.op, Conv)
         self.context, self.anchor, self.op = context, anchor, anchor.op
-        weights = known(anchor.inputs[1])
-        assert weights is not None
-        self.weights: Array = weights
-        self.kernel = weights.shape[2:]
+        self.kernel = anchor.inputs[1].tensor.static[2:]
         self.shape = anchor.tensor.static
         self.x = image(context, anchor.inputs[0], CHANNELS_LAST)
         self.dtype = anchor.inputs[0].dtype
@@ -81,20 +79,40 @@ class Depthwise:
         self.blocks = blocks(self.shape[-1], lanes, 1)
 
     def emit(self) -> Kernel:
-        context, region = self.context, self.context.step.region
-        context.add(*region.inputs_besides(1), *region.outputs)
-        self.packed = context.argument(
-            LlvmPacked(packed_taps(self.weights, self.blocks, self.weight))
-        )
+        context, taps = self.context, math.prod(self.kernel)
+        self.packing = Packing(context)
+        self.packed = self.packing.arguments(self._pack, self.shape[-1] * taps * 4)
         b = self.b = context.builder()
         self.pointers = pointers(b, context.arguments)
         self.epilogue = Epilogue(context, b)
         widest = max(block.lanes for block in self.blocks)
         self.epilogue.reserve(max(run.size for run in self.runs), widest)
+        self.packing.emit(b, self._pack_in_run)
         lines = math.prod(self.shape[:-2])
         for run in self.runs:
             b.loop(*share(b, lines * run.count, context.threads), 1, partial(self._strip, run))
         return context.finish(b)
+
+    def _pack(self) -> Array:
+        weights = known(self.anchor.inputs[1])
+        assert weights is not None
+        return packed_taps(weights, self.blocks, self.weight)
+
+    def _pack_in_run(self) -> None:
+        """Pack the weights in a run, in the form of `packed_taps`; threads divide blocks."""
+        b, taps = self.b, math.prod(self.kernel)
+        channel, _, *steps = self.packing.strides
+        for block in self.blocks:
+
+            def one(i: Int, _: list[Reg], block: ChannelBlocks = block) -> None:
+                c = b.add(b.mul(b.div(i, taps), block.width), block.start)
+                tap = b.mod(i, taps)
+                at = b.position(b.coordinates(tap, self.kernel), steps, b.mul(c, channel))
+                lanes = self.packing.gathered(b, at, block.lanes, block.lanes)
+                place = b.add(b.mul(c, taps), b.mul(tap, block.lanes))
+                b.store(lanes, b.offset(b.arguments[f"p{self.packed}"], b.mul(place, 4)), 4)
+
+            b.loop(*share(b, block.count * taps, self.context.threads), 1, one)
 
     def _strip(self, run: Run, i: Int, _: list[Reg]) -> None:
         """Compute some pixels of a row for all channels: memory is read in order."""

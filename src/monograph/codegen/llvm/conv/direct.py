@@ -17,6 +17,7 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
+from monograph.codegen.llvm.conv.packing import Packing
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import load_elements
@@ -33,7 +34,7 @@ from monograph.codegen.llvm.matmul.tiles import (
     split,
 )
 from monograph.codegen.llvm.module.features import Features
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ops.conv import Conv
 from monograph.program.memory.strided import strided
@@ -173,15 +174,17 @@ class DirectConv:
         assert isinstance(anchor.op, Conv)
         self.anchor = anchor
         plan = self.plan = self._plan()
-        weights = self.weights = self._weights()
-        self.channels = weights.shape[1]
+        self.weights = known(anchor.inputs[1])
+        """The weights [results, channels per result, *K]; None if they are known only in a run."""
+        shape = anchor.inputs[1].tensor.static
+        self.channels = shape[1]
         self.out = anchor.tensor.static[-1]
         found = strided(anchor.inputs[0], context.program.places.storage)
         assert found is not None
         self.x = found
         self.dtype = anchor.inputs[0].dtype
         # One entry per spatial axis, that of the tiles last.
-        self.kernel = plan.turned(weights.shape[2:])
+        self.kernel = plan.turned(shape[2:])
         self.image = plan.turned(anchor.tensor.static[1:-1])
         self.steps = plan.turned(found.strides[1:-1])
         self.strides = plan.turned(anchor.op.strides)
@@ -197,22 +200,52 @@ class DirectConv:
     def _plan(self) -> ConvTiling:
         return make_plan(self.anchor, self.context.features)
 
-    def _weights(self) -> Array:
-        """Return the weights as [results, channels per result, *K]."""
-        weights = known(self.anchor.inputs[1])
-        assert weights is not None
-        return weights
-
     def emit(self) -> Kernel:
-        region = self.context.step.region
-        self.context.add(*region.inputs_besides(1), *region.outputs)
-        self.packed = self.context.argument(LlvmPacked(self._pack()))
+        self.packing = Packing(self.context)
+        self.packed = self.packing.arguments(self._pack, self._packed_bytes())
         b = self.b = self.context.builder()
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
         self.epilogue.reserve(self.plan.tile.rows * self.plan.tile.vectors, self.lanes)
+        self.packing.emit(b, self._pack_in_run)
         self._loops()
         return self.context.finish(b)
+
+    def _packed_bytes(self) -> int:
+        return self.vectors * self.lanes * self.channels * math.prod(self.kernel) * 4
+
+    def _pack_in_run(self) -> None:
+        """Pack the weights in a run, in the form of `_pack`; threads divide the rows of taps."""
+        b, packing = self.b, self.packing
+        *outer, last = self.kernel
+        result, channel, *steps = packing.strides
+        *outer_steps, last_step = self.plan.turned(steps)
+        rows = math.prod(outer) * self.channels
+        for panel, _ in self._panel_runs():
+            width = panel.size * self.lanes * 4
+
+            def row(u: Int, _: list[Reg], panel: Run = panel, width: int = width) -> None:
+                # A panel with unused lanes needs a literal index.
+                i = b.div(u, rows) if panel.count > 1 else 0
+                number = b.mod(u, rows)
+                at = b.position(
+                    b.coordinates(number, [*outer, self.channels]), [*outer_steps, channel]
+                )
+                before = b.mul(self._first_vector(panel, i), rows * last * self.lanes * 4)
+                before = b.add(before, b.mul(number, last * width))
+                to = b.offset(b.arguments[f"p{self.packed}"], before)
+                spot = Spot((), 0, i, panel, panel)
+
+                def one(k: Int, _: list[Reg]) -> None:
+                    for v in range(panel.size):
+                        c, valid = self._channel(spot, v)
+                        place = b.position([k, c], [last_step, result], at)
+                        lanes = packing.gathered(b, place, valid, self.lanes)
+                        b.store(lanes, b.offset(to, b.add(b.mul(k, width), v * self.lanes * 4)), 4)
+
+                b.loop(0, last, 1, one)
+
+            b.loop(*share(b, panel.count * rows, self.context.threads), 1, row)
 
     def _pack(self) -> Array:
         """Pack weights as [panel][outer taps][channel][tap][lanes], channels padded with zeros."""
@@ -230,6 +263,7 @@ class DirectConv:
 
     def _taps_last(self) -> Array:
         """Return the weights as [results, channels, outer taps, taps along the line]."""
+        assert self.weights is not None
         order = self.plan.turned(range(2, self.weights.ndim))
         turned = self.weights.transpose(0, 1, *order)
         return turned.reshape(self.out, self.channels, -1, self.kernel[-1])
@@ -243,7 +277,7 @@ class DirectConv:
         lines = math.prod(self.lines)
         panels = self._panel_runs()
         uneven = threads > 1 and lines < ENOUGH * threads and lines % threads
-        if self.weights.size * 4 > BIG_WEIGHTS or uneven:
+        if self.anchor.inputs[1].tensor.size * 4 > BIG_WEIGHTS or uneven:
             for panel, _ in panels:
                 self._panels(panel, lines)
             return
@@ -401,7 +435,7 @@ def serves(value: Value) -> bool:
 
 
 def sums_in_f32(value: Value) -> bool:
-    """Return True for a convolution of floats that registers hold as f32, with known weights."""
+    """Return True for a convolution of floats that registers hold as f32."""
     x, w = value.inputs
     same = x.dtype == w.dtype == value.dtype and value.dtype.is_float
-    return same and register(value.dtype) == "float" and known(w) is not None
+    return same and register(value.dtype) == "float"

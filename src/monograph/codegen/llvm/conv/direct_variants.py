@@ -23,7 +23,7 @@ from monograph.codegen.llvm.conv.direct import ConvTiling, DirectConv, Spot, mak
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
-from monograph.ir import Array, Input, TensorType, Value, constant, is_finite
+from monograph.ir import Array, Input, TensorType, Value, is_finite
 from monograph.ops.conv import Conv
 from monograph.ops.shape import Transpose
 from monograph.ops.window import CHANNELS_LAST
@@ -154,11 +154,12 @@ class _GroupedConv(DirectConv):
 
     def _plan(self) -> ConvTiling:
         """Return the tiling of one group."""
-        op, shape = self.anchor.op, self.anchor.inputs[0].tensor.static
+        op, dtype = self.anchor.op, self.anchor.dtype
         assert isinstance(op, Conv)
-        weights = self._weights()[: self.anchor.tensor.static[-1] // op.groups]
-        type_ = TensorType(self.anchor.dtype, (*shape[:-1], weights.shape[1]))
-        group = replace(op, groups=1)(Input("group", type_)(), constant(weights))
+        (*image, _), (results, *taps) = (v.tensor.static for v in self.anchor.inputs)
+        x = Input("group", TensorType(dtype, (*image, taps[0])))()
+        w = Input("weights", TensorType(dtype, (results // op.groups, *taps)))()
+        group = replace(op, groups=1)(x, w)
         return make_plan(group, self.context.features)
 
     def _panel_runs(self) -> list[tuple[Run, bool]]:
@@ -172,6 +173,9 @@ class _GroupedConv(DirectConv):
 
     def _first_vector(self, panel: Run, i: Int) -> Int:
         return self.b.add(self.b.mul(i, self.block), panel.start)
+
+    def _packed_bytes(self) -> int:
+        return self.groups * self.block * self.lanes * self.channels * math.prod(self.kernel) * 4
 
     def _pack(self) -> Array:
         """Pack as [group][panel][outer taps][channel][tap][lanes of the panel], zeros beyond

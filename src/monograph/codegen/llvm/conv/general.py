@@ -1,7 +1,7 @@
 """Convolutions of any form: any layout, groups, dilation, padding, rank, element type, transposed.
 
-Correct for all, and only as fast as simple loops: output channels in vectors if the weights are
-constant, one multiply-add per load.
+Correct for all, and only as fast as simple loops: output channels in vectors, one multiply-add per
+load.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.llvm.conv.packing import Packing
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
@@ -27,7 +28,7 @@ from monograph.codegen.llvm.image.windows import (
     index_in,
     transposed,
 )
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ops.conv import Conv
@@ -35,7 +36,6 @@ from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.scalar import Scalar
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import strides_of
-from monograph.program.memory.strided import strided
 
 VECTORS = 6
 """Vectors of output channels that are multiplied with one input element at once."""
@@ -73,7 +73,6 @@ class _WindowConv:
         self.group = self.results // self.op.groups
         self.kernel = self.weights.tensor.static[2:]
         self.dtype = summed_in(anchor)
-        self.constant = known(self.weights)
         self.reads_padding = self._reads_padding()
 
     def _reads_padding(self) -> bool:
@@ -85,12 +84,9 @@ class _WindowConv:
         return not is_finite(self.weights)
 
     def emit(self) -> Kernel:
-        context, region = self.context, self.context.step.region
-        read = region.inputs if self.constant is None else region.inputs_besides(1)
-        context.add(*read, *region.outputs)
-        self.packed = -1
-        if self.constant is not None:
-            self.packed = context.argument(LlvmPacked(self._pack(self.constant)))
+        context, size = self.context, self.weights.tensor.size * self.dtype.itemsize
+        self.packing = Packing(context)
+        self.packed = self.packing.arguments(self._pack, size)
         form = all_taps if self.reads_padding else correlated
         form = transposed if isinstance(self.op, ConvTranspose) else form
         op = self.op
@@ -100,20 +96,49 @@ class _WindowConv:
         self.pointers = pointers(b, context.arguments)
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)
-        lanes = context.features.lanes(self.dtype.bits) if self.constant is not None else 1
+        self.packing.emit(b, self._pack_in_run)
+        lanes = context.features.lanes(self.dtype.bits)
         # A block belongs to one group; the groups are handled as an outer spatial axis.
         runs = blocks(self.group, lanes, VECTORS)
         each_pixel(b, context.threads, self.batch, (*self.outputs, op.groups), runs, self._unit)
         return context.finish(b)
 
-    def _pack(self, weights: Array) -> Array:
+    def _pack(self) -> Array:
         """Pack the weights as [group][taps][channel of the group][result of the group]."""
+        weights = known(self.weights)
+        assert weights is not None
         groups, taps = self.op.groups, math.prod(self.kernel)
         if isinstance(self.op, ConvTranspose):
             form = weights.reshape(groups, self.channels, self.group, taps).transpose(0, 3, 1, 2)
         else:
             form = weights.reshape(groups, self.group, self.channels, taps).transpose(0, 3, 2, 1)
         return np.ascontiguousarray(form).astype(self.dtype.numpy)
+
+    def _pack_in_run(self) -> None:
+        """Pack the weights in a run, in the form of `_pack`; threads divide the rows."""
+        b, size = self.b, self.weights.dtype.itemsize
+        first, second, *steps = self.packing.strides
+        # The first axis has all channels of all groups, or all results of them.
+        turned = isinstance(self.op, ConvTranspose)
+        channel, result = (first, second) if turned else (second, first)
+        group = first * (self.channels if turned else self.group)
+        shape = (self.op.groups, *self.kernel, self.channels)
+
+        def row(u: Int, _: list[Reg]) -> None:
+            index, strides = b.coordinates(u, shape), (group, *steps, channel)
+            at = b.position(index, strides, self.packing.offset)
+            line = b.mul(u, self.group * self.dtype.itemsize)
+            to = b.offset(b.arguments[f"p{self.packed}"], line)
+
+            def one(k: Int, _: list[Reg]) -> None:
+                where = b.mul(b.add(at, b.mul(k, result)), size)
+                pointer = b.offset(self.packing.pointer, where)
+                loaded = self._loaded(self.weights.dtype, pointer, 0)
+                self.scalars.store(loaded, b.offset(to, b.mul(k, self.dtype.itemsize)))
+
+            b.loop(0, self.group, 1, one)
+
+        b.loop(*share(b, math.prod(shape), self.context.threads), 1, row)
 
     def _unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         """Compute one block of results of one group, at one position."""
@@ -161,7 +186,7 @@ class _WindowConv:
         def one(i: Int, sums: list[Reg]) -> list[Reg]:
             factor = self._factor(x, i, outside)
             factor = self.scalars.splat(factor, run.lanes if run.lanes > 1 else 0)
-            weights = self._weights(group, tap, taps, i, c, run)
+            weights = self._weights(group, tap, i, c, run)
             return [
                 self.scalars.fma(factor, w, Scalar(total, self.dtype)).reg
                 for w, total in zip(weights, sums, strict=True)
@@ -192,13 +217,9 @@ class _WindowConv:
             outside = moved if outside is None else self.scalars.a.op("or", outside, moved)
         return inner, outside
 
-    def _weights(
-        self, group: Int, tap: Int, taps: list[Int], i: Int, c: Int, run: ChannelBlocks
-    ) -> list[Scalar]:
+    def _weights(self, group: Int, tap: Int, i: Int, c: Int, run: ChannelBlocks) -> list[Scalar]:
         """Return the weights from one channel to a block of results."""
         b = self.b
-        if self.constant is None:
-            return [self._weight(group, taps, i, c)]
         row = b.add(b.mul(group, math.prod(self.kernel)), tap)
         at = b.add(b.mul(b.add(b.mul(row, self.channels), i), self.group), c)
         start = b.offset(b.arguments[f"p{self.packed}"], b.mul(at, self.dtype.itemsize))
@@ -208,22 +229,6 @@ class _WindowConv:
             self.scalars.load(self.dtype, b.offset(start, v * size), lanes)
             for v in range(run.vectors)
         ]
-
-    def _weight(self, group: Int, taps: list[Int], i: Int, c: Int) -> Scalar:
-        """Load a weight in the layout of the graph."""
-        b = self.b
-        found = strided(self.weights, self.context.program.places.storage)
-        assert found is not None
-        if isinstance(self.op, ConvTranspose):
-            index = [b.add(b.mul(group, self.channels), i), c, *taps]
-        else:
-            index = [b.add(b.mul(group, self.group), c), i, *taps]
-        at: Int = found.offset
-        for number, stride in zip(index, found.strides, strict=True):
-            at = b.add(at, b.mul(number, stride))
-        size = self.weights.dtype.itemsize
-        pointer = b.offset(self.pointers[found.source], b.mul(at, size))
-        return self._loaded(self.weights.dtype, pointer, 0)
 
     def _loaded(self, dtype: DType, pointer: Reg, lanes: int) -> Scalar:
         """Load an element in the type of the sums."""
