@@ -1,17 +1,20 @@
 """Map kernels: loop nests over elements that are computed independently of each other.
 
 A nest merges dimensions that are contiguous in memory, divides work among threads, and runs its
-last counter in vectors. Its body is fused pointwise work, or an anchor and its epilogue.
+last counter in vectors. Its body is fused pointwise work, or an anchor and its epilogue. Operands of
+pointwise work that are contiguous along another counter are read in square tiles, which are
+transposed in registers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.emit.builder import Builder, Int
+from monograph.codegen.llvm.emit.builder import Builder, Int, transposed
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_of
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
 from monograph.ir import DType, Value
@@ -31,6 +34,8 @@ UNROLL = 4
 HEAVY = 6
 """The most ops of an expression that is unrolled: more would run out of registers."""
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
+LEAST_TILE = 4
+"""The least size of a tile that is transposed in registers."""
 Body: TypeAlias = Callable[[Point], None]
 
 
@@ -62,6 +67,63 @@ class LoopNest:
             self._inner(values, inner, span, body, lanes, unroll)
 
         self.b.loop(*rows, 1, row)
+
+    def run_tiles(self, tile: Body, body: Body, lanes: int, across: Counter) -> None:
+        """Run square tiles of the last counter and another; `tile` has the size as its lanes.
+
+        Narrower tiles take the rest along both counters, and `body` what is left of these.
+        """
+        b, inner = self.b, self.counters[-1]
+        outer = [c for c in self.counters[:-1] if c is not across]
+        rows = math.prod(c.extent for c in outer)
+        start, size = 0, lanes
+        while start < across.extent:
+            count = (across.extent - start) // size
+
+            def unit(
+                u: Int, _: list[Reg], first: int = start, n: int = count, size: int = size
+            ) -> None:
+                values = self._outer_values(outer, b.div(u, n))
+                values[across] = b.add(b.mul(b.mod(u, n), size), first)
+                if size < LEAST_TILE:
+                    self._inner(values, inner, (0, inner.extent), body, lanes, 1)
+                else:
+                    self._tiles(values, inner, across, size, tile, body)
+
+            if count:
+                b.loop(*share(b, rows * count, self.threads), 1, unit)
+            start += count * size
+            size = size // 2 if size > LEAST_TILE else 1
+
+    def _tiles(
+        self,
+        values: dict[Counter, Int],
+        inner: Counter,
+        across: Counter,
+        size: int,
+        tile: Body,
+        body: Body,
+    ) -> None:
+        """Run the tiles of all of the last counter, `size` places along the other."""
+        b, start, width = self.b, 0, size
+        while start < inner.extent:
+            stop = start + (inner.extent - start) // width * width
+
+            def some(j: Int, _: list[Reg], width: int = width) -> None:
+                for part in range(0, size, width):
+                    place = {across: b.add(values[across], part), inner: j}
+                    tile(Point(values | place, inner, width))
+
+            def single(j: Int, _: list[Reg]) -> None:
+                b.loop(
+                    0,
+                    size,
+                    1,
+                    lambda k, _: body(Point(values | {across: b.add(values[across], k), inner: j})),
+                )
+
+            b.loop(start, stop, width, some if width >= LEAST_TILE else single)
+            start, width = stop, width // 2 if width > LEAST_TILE else 1
 
     def _once(self, before: Body, body: Body) -> None:
         """Run the only point of an empty nest, on one thread."""
@@ -244,15 +306,21 @@ def pointwise(context: KernelContext) -> Kernel:
     at = merge(shape, plain, _positions(context, elements.plan(region.outputs, plain), plain))
     order = elements.plan(region.outputs, at)
 
-    def body(point: Point) -> None:
-        made = elements.emit(order, point)
+    def body(point: Point, loaded: Mapping[Element, Scalar] | None = None) -> None:
+        made = elements.emit(order, point, loaded)
         for value in region.outputs:
             elements.store(value, at, made[Element(value, at)], point)
 
     heavy = sum(bool(r.operands) for r in order) > HEAVY
     widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
     lanes = context.features.lanes(max(widest, 32))
-    LoopNest(b, at, context.threads).run(body, lanes, 1 if heavy else UNROLL)
+    nest = LoopNest(b, at, context.threads)
+    turned = {} if heavy else _turned(elements, order, nest.counters, lanes)
+    if turned:
+        across, loads = next(iter(turned.items()))
+        nest.run_tiles(partial(_tile, elements, across, loads, body), body, lanes, across)
+    else:
+        nest.run(body, lanes, 1 if heavy else UNROLL)
     return context.finish(b)
 
 
@@ -261,3 +329,46 @@ def _positions(context: KernelContext, order: Sequence[Resolved], at: Indices) -
     storage = context.program.places.storage
     written = [flatten(at, storage[v].strides) for v in context.step.region.outputs]
     return positions_read(order, storage) + written
+
+
+def _turned(
+    elements: LlvmElements, order: Sequence[Resolved], loops: Sequence[Counter], lanes: int
+) -> dict[Counter, list[Element]]:
+    """Return the loads that are contiguous along another counter than the last, by that counter."""
+    found: dict[Counter, list[Element]] = {}
+    if len(loops) < 2 or lanes < LEAST_TILE or loops[-1].extent < lanes:
+        return found
+    for item in order:
+        value = item.element.value
+        if item.operands or value not in elements.storage:
+            continue
+        position = flatten(item.element.at, elements.storage[value].strides)
+        if not position.is_linear or position.factor(loops[-1]) in (0, 1):
+            continue
+        for c in loops[:-1]:
+            if position.factor(c) == 1 and c.extent >= lanes:
+                found.setdefault(c, []).append(item.element)
+    return found
+
+
+def _tile(
+    elements: LlvmElements,
+    across: Counter,
+    loads: Sequence[Element],
+    body: Callable[[Point, Mapping[Element, Scalar]], None],
+    point: Point,
+) -> None:
+    """Run a body on the rows of a square tile; loads along another counter are transposed."""
+    assert point.lane is not None
+    b, size = elements.b, range(point.lanes)
+
+    def moved(counter: Counter, k: int, lane: Counter) -> Point:
+        values = {**point.values, counter: b.add(point.values[counter], k)}
+        return Point(values, lane, point.lanes)
+
+    tiles = {}
+    for e in loads:
+        along = [elements.load(e.value, e.at, moved(point.lane, k, across)).reg for k in size]
+        tiles[e] = [Scalar(r, e.value.dtype) for r in transposed(b, along)]
+    for k in size:
+        body(moved(across, k, point.lane), {e: rows[k] for e, rows in tiles.items()})

@@ -1,0 +1,75 @@
+"""Operands that are contiguous along another dimension than the result: tiles in registers."""
+
+from __future__ import annotations
+
+import pytest
+
+from monograph.ir.dtype import f16, f64, u8
+from monograph.ops.cast import Cast
+from monograph.ops.elementwise import Abs, Add, Mul, Sigmoid
+from monograph.ops.shape import Broadcast, Reshape, Slice, Transpose
+from tests.cpu.against import check
+from tests.rules.checks import graph_of, value
+
+SIZES = [(1, 5), (4, 4), (16, 16), (17, 33), (3, 40), (40, 3), (61, 35), (20, 64), (0, 20), (30, 1)]
+KINDS = ["f32", "f16", "bf16", "f64", "i8", "u8", "i16", "i32", "i64", "bool"]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sizes(size: tuple[int, int]) -> None:
+    """Whole tiles, narrower ones for the rest, and single elements."""
+    check(graph_of(Transpose((1, 0))(value(f"f32{list(size)}"))), steps=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_element_types(kind: str) -> None:
+    check(graph_of(Transpose((1, 0))(value(f"{kind}[37, 45]"))), steps=1)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (2, 1, 0), (1, 2, 0), (2, 0, 1), (1, 0, 2)], ids=str)
+def test_orders(order: tuple[int, ...]) -> None:
+    check(graph_of(Transpose(order)(value("f32[19, 23, 21]"))), steps=1)
+
+
+def test_four_dimensions() -> None:
+    for order in ((0, 2, 3, 1), (0, 3, 1, 2), (0, 2, 1, 3), (3, 2, 1, 0)):
+        check(graph_of(Transpose(order)(value("f32[2, 18, 9, 20]"))), steps=1)
+
+
+def test_beside_other_operands() -> None:
+    """Operands in the order of the result, along one dimension, and single numbers."""
+    x, y = value("f32[35, 41]"), value("f32[41, 35]", "y")
+    row, one = value("f32[35]", "r"), value("f32[1]", "s")
+    turned = Transpose((1, 0))(x)
+    check(graph_of(Mul()(Add()(Add()(turned, y), row), one)), steps=1)
+    check(graph_of(Add()(turned, Broadcast((41, 35))(value("f32[41, 1]", "c")))), steps=1)
+    check(graph_of(Add()(turned, Transpose((1, 0))(value("f32[35, 41]", "z")))), steps=1)
+    check(graph_of(Sigmoid()(Mul()(Abs()(turned), Abs()(y)))), steps=1)
+
+
+def test_other_orders_beside_each_other() -> None:
+    a = Transpose((2, 0, 1))(value("f32[20, 21, 22]"))
+    b = Transpose((1, 2, 0))(value("f32[21, 22, 20]", "y"))
+    check(graph_of(Add()(a, b)), steps=1)
+
+
+@pytest.mark.parametrize("to", [f64, f16, u8], ids=str)
+def test_conversions(to) -> None:
+    check(graph_of(Cast(to)(Abs()(Transpose((1, 0))(value("f32[33, 50]"))))), steps=1)
+
+
+def test_slices_and_reshapes() -> None:
+    x = value("f32[40, 50]")
+    part = Slice((3, 2), (37, 45), (1, 1))(x)
+    check(graph_of(Transpose((1, 0))(part)), steps=1)
+    back = Slice((39, 0), (-1, 50), (-1, 1))(x)
+    check(graph_of(Transpose((1, 0))(back)), steps=1)
+    check(graph_of(Transpose((1, 0))(Slice((0, 0), (40, 50), (2, 2))(x))), steps=1)
+    heads = Transpose((1, 0, 2))(Reshape((40, 5, 10))(x))
+    check(graph_of(Transpose((0, 2, 1))(heads)), steps=1)
+
+
+def test_results_in_the_place_of_an_operand() -> None:
+    """A result that overwrites an operand which is read in its own order."""
+    x, y = Abs()(value("f32[34, 18]")), Abs()(value("f32[18, 34]", "y"))
+    check(graph_of(Abs()(Add()(Transpose((1, 0))(x), y))))
