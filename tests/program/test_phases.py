@@ -51,6 +51,25 @@ def test_numbers(kernel: int, stride: int, begin: int, end: int, extra: int) -> 
     assert len(convs) == stride * 2
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "begin"),
+    [(3, 1, 2, 2), (2, 1, 3, 0), (5, 2, 3, 1), (6, 3, 2, 2), (3, 2, 1, 1), (4, 2, 1, 1)],
+)
+def test_groups_and_dilation(
+    kernel: int, stride: int, dilation: int, begin: int, groups: int
+) -> None:
+    op = ConvTranspose(
+        (stride, 1), (begin, 0), (0, 1), (dilation, 2), (0, 0), groups=groups, layout=LAST
+    )
+    w = weight(3, 4, kernel, 2)
+    before = op(x, w)
+    after = as_phases(op, x, w, before.tensor.static)
+    assert after is not None
+    assert after.type == before.type
+    check_numbers(graph_of(before), graph_of(after), exact=False)
+
+
 @pytest.mark.parametrize(
     "op",
     [
@@ -58,7 +77,7 @@ def test_numbers(kernel: int, stride: int, begin: int, end: int, extra: int) -> 
         ConvTranspose((3, 3), (0, 0), (0, 0), (1, 1), (0, 0), layout=LAST),
         ConvTranspose((2, 2), (0, 0), (0, 0), (1, 1), (0, 0)),
     ],
-    ids=["dilated", "a phase without taps", "channels first"],
+    ids=["a phase of a dilated window without taps", "a phase without taps", "channels first"],
 )
 def test_declines(op: ConvTranspose) -> None:
     first = value("f32[2, 3, 5, 4]") if op.layout != LAST else x
@@ -66,7 +85,7 @@ def test_declines(op: ConvTranspose) -> None:
     assert as_phases(op, first, w, op(first, w).tensor.static) is None
 
 
-def test_declines_groups_and_weights_that_are_data() -> None:
+def test_declines_weights_that_are_data() -> None:
     op = ConvTranspose((2, 2), (0, 0), (0, 0), (1, 1), (0, 0), layout=LAST)
     given = value("f32[3, 4, 3, 3]", "w")
     assert as_phases(op, x, given, op(x, given).tensor.static) is None

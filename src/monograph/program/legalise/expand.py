@@ -109,54 +109,62 @@ MOST_PHASES = 64
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase along one axis: its taps in order, the pixels it reads, the zeros around."""
+    """One phase along one axis: its taps in order, the pixels that it reads, the zeros
+    around them, and the pixels from one tap to the next.
+    """
 
     taps: tuple[int, ...]
     start: int
     stop: int
     before: int
     after: int
+    dilation: int = 1
 
 
-def phases_of(size: int, results: int, kernel: int, stride: int, pad: int) -> list[Phase]:
+def phases_of(
+    size: int, results: int, kernel: int, stride: int, pad: int, dilation: int = 1
+) -> list[Phase]:
     """Return the phases along an axis, in the order of their results, all of equal number."""
     found = []
     count = -(-results // stride)
+    apart = dilation // math.gcd(stride, dilation)
     for p in range(stride):
-        t, r = divmod(p + pad, stride)
-        taps = tuple(reversed(range(r, kernel, stride)))
-        first = t - (len(taps) - 1)
-        end = first + count + len(taps) - 1
+        # Tap k of result q * stride + p reads pixel q + (p + pad - k * dilation) / stride.
+        meets = [k for k in range(kernel) if (p + pad - k * dilation) % stride == 0]
+        taps = tuple(reversed(meets))
+        first = (p + pad - taps[0] * dilation) // stride if taps else 0
+        end = first + count + (len(taps) - 1) * apart
         start, stop = max(0, min(first, size)), max(0, min(end, size))
         before = max(0, min(-first, end - first))
-        found.append(Phase(taps, start, stop, before, end - first - before - max(0, stop - start)))
+        after = end - first - before - max(0, stop - start)
+        found.append(Phase(taps, start, stop, before, after, apart))
     return found
 
 
 def as_phases(op: ConvTranspose, x: Value, w: Value, shape: Sequence[int]) -> Value | None:
     """Return a transposed convolution with a result of this shape as convolutions and a view."""
     weights = known(w)
-    if weights is None or op.layout != CHANNELS_LAST or op.groups != 1 or op.auto or op.sizes:
+    if weights is None or op.layout != CHANNELS_LAST or op.auto or op.sizes:
         return None
-    if any(d != 1 for d in op.dilations) or 0 in (*x.tensor.static, *shape, *weights.shape):
+    if 0 in (*x.tensor.static, *shape, *weights.shape):
         return None
     # Phases multiply zeros outside of the image; a transposed convolution does not.
     if not is_finite(w):
         return None
     spatial = x.tensor.static[1:-1]
-    sizes = zip(spatial, shape[1:-1], weights.shape[2:], op.strides, op.pads_begin, strict=True)
-    axes = [phases_of(*one) for one in sizes]
+    windows = (weights.shape[2:], op.strides, op.pads_begin, op.dilations)
+    axes = [phases_of(*one) for one in zip(spatial, shape[1:-1], *windows, strict=True)]
     every = [phase for axis in axes for phase in axis]
     # A phase without taps, or one that reads only zeros, is no convolution.
     whole = all(phase.taps and phase.start < phase.stop for phase in every)
     if not whole or math.prod(op.strides) > MOST_PHASES:
         return None
-    made = [_convolved(x, weights, phases) for phases in product(*axes)]
+    made = [_convolved(x, weights, op.groups, phases) for phases in product(*axes)]
     joined = Concat(len(shape) - 1)(*made) if len(made) > 1 else made[0]
     return _side_by_side(joined, op.strides, shape)
 
 
-def _convolved(x: Value, weights: Array, phases: Sequence[Phase]) -> Value:
+def _convolved(x: Value, weights: Array, groups: int, phases: Sequence[Phase]) -> Value:
     """Return the results of one phase along every axis."""
     shape, rank = x.tensor.static, len(phases)
     starts = (0, *(p.start for p in phases), 0)
@@ -164,9 +172,13 @@ def _convolved(x: Value, weights: Array, phases: Sequence[Phase]) -> Value:
     if stops != shape or any(starts):
         x = Slice(starts, stops, (1,) * len(shape))(x)
     taps = np.ix_(*(range(d) for d in weights.shape[:2]), *(p.taps for p in phases))
-    turned = np.ascontiguousarray(np.swapaxes(weights[taps], 0, 1))
+    kept = weights[taps]
+    # [C, O / groups, *K] -> [O, C / groups, *K]
+    turned = np.swapaxes(kept.reshape(groups, -1, *kept.shape[1:]), 1, 2)
+    turned = np.ascontiguousarray(turned.reshape(-1, *turned.shape[2:]))
     before, after = (tuple(p.before for p in phases), tuple(p.after for p in phases))
-    op = Conv((1,) * rank, before, after, (1,) * rank, layout=CHANNELS_LAST)
+    apart = tuple(p.dilation for p in phases)
+    op = Conv((1,) * rank, before, after, apart, groups=groups, layout=CHANNELS_LAST)
     return op(x, constant(turned))
 
 
@@ -291,20 +303,38 @@ def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
 
 
 def _as_view(op: Resize, x: Value) -> Value | None:
-    """Return a resize that repeats every element equally often as a broadcast and reshapes."""
+    """Return a resize that repeats every element equally often, or takes elements equally far
+    apart, as a broadcast and reshapes, or as a slice.
+    """
     shape = x.tensor.static
     if op.mode != NEAREST or op.policy != STRETCH or op.coordinates == CROP or 0 in shape:
         return None
+    axes = [op.axis_of(i, shape[axis]) for i, axis in enumerate(op.axes)]
+    every = [nearest_places(axis, op.rounding) for axis in axes]
+    if (slices := _as_slice(op.axes, every, x)) is not None:
+        return slices
     times = [1] * len(shape)
-    for i, (axis, size) in enumerate(zip(op.axes, op.sizes or (), strict=True)):
+    for axis, size, places in zip(op.axes, op.sizes or (), every, strict=True):
         times[axis], rest = divmod(size, shape[axis])
-        places = nearest_places(op.axis_of(i, shape[axis]), op.rounding)
         if rest or not np.array_equal(places, np.arange(size) // times[axis]):
             return None
     pairs = [(d, n) for d, n in zip(shape, times, strict=True)]
     apart = Reshape(tuple(k for d, n in pairs for k in ((d, 1) if n > 1 else (d,))))(x)
     spread = Broadcast(tuple(k for d, n in pairs for k in ((d, n) if n > 1 else (d,))))(apart)
     return Reshape(tuple(d * n for d, n in pairs))(spread)
+
+
+def _as_slice(axes: Sequence[int], every: Sequence[Array], x: Value) -> Value | None:
+    """Return elements at places of some axes as a slice; None if their distances differ."""
+    shape = x.tensor.static
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    for axis, places in zip(axes, every, strict=True):
+        apart = np.unique(np.diff(places))
+        if not places.size or apart.size > 1 or (apart <= 0).any():
+            return None
+        starts[axis], stops[axis] = int(places[0]), int(places[-1]) + 1
+        steps[axis] = int(apart[0]) if apart.size else 1
+    return Slice(tuple(starts), tuple(stops), tuple(steps))(x)
 
 
 def _cast(x: Value, dtype: DType) -> Value:
