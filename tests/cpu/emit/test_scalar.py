@@ -203,9 +203,9 @@ RANGES: dict[str, tuple[Array, ...]] = {
     "sigmoid": (spread_out(-87, 87), floats(TINY, 80.0, 50_000)),
     "silu": (spread_out(-80, 87), floats(2.0**-100, 80.0, 50_000)),
     "tan": (spread_out(-100, 100, 10_000),),
-    "asin": (spread_out(-1, 1, 10_000),),
-    "acos": (spread_out(-1, 1, 10_000),),
-    "atan": (spread_out(-100, 100, 10_000),),
+    "asin": (spread_out(-1, 1, 10_000), floats(TINY, 1.0, 10_000)),
+    "acos": (spread_out(-1, 1, 10_000), floats(TINY, 1.0, 10_000)),
+    "atan": (spread_out(-100, 100, 10_000), floats(TINY, HUGE, 10_000)),
     "sinh": (spread_out(-80, 80, 10_000),),
     "cosh": (spread_out(-80, 80, 10_000),),
     "asinh": (floats(1e-9, 1e9, 5_000),),
@@ -226,6 +226,17 @@ def test_accuracy(name: str, features: Features, record_property: Any) -> None:
     worst = int(off.argmax())
     record_property("ulp", float(off[worst]))
     assert off[worst] <= within(name, features), f"{op} of {x[worst]} is {off[worst]:.2f} ulp off"
+
+
+@pytest.mark.parametrize("features", SETS)
+def test_accuracy_of_wide_tanh(features: Features) -> None:
+    near = -np.geomspace(1e-9, 1, 2_000)
+    wide = [np.linspace(-25, 25, 20_001), np.geomspace(1e-300, 1e300, 2_000), near]
+    x = np.concatenate([*wide, [0.0, -0.0, np.inf, -np.inf, np.nan]])
+    given = run(Case.of(Tanh(), f64, [x], features.lanes(64)), features)
+    assert errors(given, np.tanh(x)).max() <= F64_BOUND
+    assert np.array_equal(np.signbit(given[-5:-3]), [False, True])
+    assert np.array_equal(given[-3:], [1.0, -1.0, np.nan], equal_nan=True)
 
 
 @pytest.mark.parametrize("features", SETS)
