@@ -72,10 +72,17 @@ def reverse_sequence(n: Node) -> Value:
     batch = normalise_axis(n.attr_int("batch_axis", 1), rank)
     if time == batch:
         n.fail("time and batch must be different axes", given=time)
-    step, length = along(iota(size_of(x, time)), time, rank), along(lengths, batch, rank)
+    # Where these are the first axes, whole slices move.
+    leading = {time, batch} == {0, 1}
+    across = 2 if leading else rank
+    step, length = along(iota(size_of(x, time)), time, across), along(lengths, batch, across)
     mirrored = ew.Sub()(ew.Sub()(length, constant(1, i64)), step)
     places = ew.Where()(ew.Less()(step, length), mirrored, step)
-    return ix.GatherElements(time)(x, broadcast_like(places, x))
+    if not leading:
+        return ix.GatherElements(time)(x, broadcast_like(places, x))
+    row = broadcast_like(along(iota(size_of(x, batch)), batch, 2), places)
+    both = [sh.Unsqueeze((2,))(i) for i in ((places, row) if time == 0 else (row, places))]
+    return ix.GatherNd()(x, sh.Concat(2)(*both))
 
 
 @converter("TopK")
