@@ -7,6 +7,7 @@ own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,9 @@ class Lookup(Op):
         return x.with_dtype(values.dtype)
 
     def reference(self, x: Array) -> Array:
-        table: dict[Any, int] = {k: i for i, k in enumerate(map(_key, self.keys.array.tolist()))}
-        places = np.array([table.get(_key(k), -1) for k in x.reshape(-1).tolist()], np.int64)
+        given = x.reshape(-1).tolist()
+        found = map(self._table.__getitem__, map(_key, given) if self._by_nan else given)
+        places = np.fromiter(found, np.int64, len(given))
         if self.default is None and bool((places < 0).any()):
             unknown = x.reshape(-1)[places < 0][0]
             raise ExecutionError("an element is not in the table", given=repr(unknown))
@@ -86,9 +88,26 @@ class Lookup(Op):
             values = np.concatenate([values, self.default.array.reshape(1)])
         return values[places].reshape(x.shape)
 
+    @cached_property
+    def _by_nan(self) -> bool:
+        """True if elements may be NaN, which is not equal to itself."""
+        return self.keys.type.dtype.is_float
+
+    @cached_property
+    def _table(self) -> _Places:
+        keys = self.keys.array.tolist()
+        return _Places((k, i) for i, k in enumerate(map(_key, keys) if self._by_nan else keys))
+
+
+class _Places(dict[Any, int]):
+    """The place of each key; -1 for all others."""
+
+    def __missing__(self, key: Any) -> int:
+        return -1
+
 
 def _key(element: Any) -> Any:
-    return "NaN" if element != element else (element,)
+    return "NaN" if element != element else element
 
 
 @dataclass(frozen=True)
