@@ -58,3 +58,40 @@ def test_windows_that_read_only_padding(layout: str) -> None:
     window = ((2, 2), (1, 1), (1, 1), (0, 1), (1, 2))
     x = value(f"f32[{shape}]")
     check(graph_of(ArgMaxPool(*window, layout=layout)(x), MaxPool(*window, layout=layout)(x)))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i8", "u8", "i32"])
+@pytest.mark.parametrize("layout", ["channels_first", LAST])
+def test_wide_windows(dtype: str, layout: str) -> None:
+    """A pool over each axis is less work; averages are not rounded to narrow floats between."""
+    kinds = (MaxPool, AveragePool) if dtype[0] in "fb" else (MaxPool,)
+    for kind in kinds:
+        split = None
+        if layout == LAST:
+            split = 2 if kind is MaxPool or dtype in ("f32", "f64") else 1
+        for window in (
+            ((13, 13), (1, 1), (6, 6), (6, 6), (1, 1)),
+            ((7, 5), (2, 1), (3, 0), (1, 4), (1, 2)),
+        ):
+            x = value(f"{dtype}[2, 17, 14, 15]")
+            check(graph_of(kind(*window, layout=layout)(x)), steps=split)
+
+
+@pytest.mark.parametrize("include_pad", [False, True])
+def test_wide_averages_beyond_the_padding(include_pad: bool) -> None:
+    window = ((7, 7), (3, 3), (3, 2), (3, 3), (1, 1))
+    pool = AveragePool(*window, ceil=True, include_pad=include_pad, layout=LAST)
+    check(graph_of(pool(value("f32[1, 12, 13, 5]"))), steps=2)
+
+
+def test_windows_that_do_not_overlap_stay_one_step() -> None:
+    pool = MaxPool((7, 7), (7, 7), (0, 0), (0, 0), (1, 1), layout=LAST)
+    check(graph_of(pool(value("f32[1, 14, 14, 20]"))), steps=1)
+
+
+def test_nan_and_infinities_in_wide_windows() -> None:
+    x = np.full((1, 9, 9, 3), -np.inf, np.float32)
+    x[0, 4, 4, 0], x[0, 1, 2, 1], x[0, 7, 7, 1], x[0, 8, 0, 2] = np.nan, np.inf, -np.inf, -0.0
+    for kind in (MaxPool, AveragePool):
+        pool = kind((5, 5), (1, 1), (2, 2), (2, 2), (1, 1), layout=LAST)
+        check(graph_of(pool(value("f32[1, 9, 9, 3]"))), {"x": x}, steps=2)

@@ -49,3 +49,24 @@ def test_pixels_that_weigh_nothing_are_not_read(mode: str) -> None:
     (name,) = graph.input_names
     check(graph, {name: x})
     assert np.isfinite(op.reference(x)).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "u8", "i32"])
+@pytest.mark.parametrize("mode", [LINEAR, CUBIC])
+def test_antialiased(dtype: str, mode: str) -> None:
+    """Wide floats go along one axis after the other; others are not rounded between."""
+    op = Resize((1, 2), (5, 9), mode=mode, antialias=True)
+    split = 2 if dtype in ("f32", "f64") else 1
+    check(graph_of(op(value(f"{dtype}[2, 17, 31, 3]"))), steps=split)
+    check(
+        graph_of(Resize((2, 3), (9, 5), mode=mode, antialias=True)(value(f"{dtype}[1, 3, 31, 17]")))
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "u8", "i64", "bool"])
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+def test_every_nth_element_is_a_view(dtype: str, rounding: str) -> None:
+    for coordinates in ("half_pixel", "asymmetric", "align_corners"):
+        op = Resize((2, 3), (6, 3), coordinates=coordinates, rounding=rounding)
+        check(graph_of(op(value(f"{dtype}[1, 3, 12, 9]"))))
+    check(graph_of(Resize((0,), (1,))(value(f"{dtype}[7, 3]"))), steps=1)

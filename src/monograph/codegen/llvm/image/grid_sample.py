@@ -49,21 +49,23 @@ def sampling(context: KernelContext) -> Kernel:
 
 
 class ElementReader:
-    """Loads single elements of operands, by any strides."""
+    """Loads elements of operands, by any strides."""
 
     def __init__(self, context: KernelContext, b: Builder, scalars: LlvmScalars) -> None:
         self.b, self.scalars = b, scalars
         self.storage = context.program.places.storage
         self.pointers = pointers(b, context.arguments)
 
-    def load(self, value: Value, index: Sequence[Int]) -> Scalar:
+    def load(self, value: Value, index: Sequence[Int], lanes: int = 0) -> Scalar:
+        """Load an element, or contiguous elements as lanes."""
         found = strided(value, self.storage)
         assert found is not None
         at: Int = found.offset
         for i, stride in zip(index, found.strides, strict=True):
             at = self.b.add(at, self.b.mul(i, stride))
         where = self.b.mul(at, value.dtype.itemsize)
-        return self.scalars.load(value.dtype, self.b.offset(self.pointers[found.source], where))
+        pointer = self.b.offset(self.pointers[found.source], where)
+        return self.scalars.load(value.dtype, pointer, lanes)
 
     def wide(self, value: Value, index: Sequence[Int]) -> Scalar:
         """An element as f64."""

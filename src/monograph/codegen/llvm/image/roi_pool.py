@@ -23,6 +23,7 @@ from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
 from monograph.ops.scalar import Scalar
+from monograph.program.memory.strided import strided
 
 
 def serves(value: Value) -> bool:
@@ -47,6 +48,9 @@ class _Regions:
         self.context, self.anchor = context, anchor
         self.x, self.rois, *self.batch = anchor.inputs
         self.images, _, *self.sizes = self.x.tensor.static
+        found = strided(self.x, context.program.places.storage)
+        self.together = found is not None and found.strides[1] == 1
+        """True if the channels of a pixel are contiguous."""
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
@@ -58,15 +62,23 @@ class _Regions:
         self.s = LlvmScalars(b, context.features)
         self.reader = ElementReader(context, b, self.s)
         self.epilogue = Epilogue(context, b)
-        shape = self.anchor.tensor.static
-        each_pixel(b, context.threads, shape[0], shape[1:], blocks(1, 1, 1), self._unit)
+        count, channels, *bins = self.anchor.tensor.static
+        each_pixel(b, context.threads, count, bins, blocks(channels, self.lanes, 1), self._unit)
         return context.finish(b)
 
-    def _unit(self, r: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
-        result = self.element(r, place)
-        self.epilogue.store([r, *place], self.s.cast(result, self.anchor.dtype).reg, 1)
+    @property
+    def lanes(self) -> int:
+        """Return the channels that are computed together."""
+        return 1
 
-    def element(self, r: Int, place: list[Int]) -> Scalar:
+    def _unit(self, r: Int, c: Int, bins: list[Int], run: ChannelBlocks) -> None:
+        result = self.s.cast(self.element(r, c, bins, run.lanes), self.anchor.dtype)
+        for k in range(run.lanes):
+            one = self.s.lane(result, k).reg
+            self.epilogue.store([r, self.b.add(c, k), *bins], one, 1)
+
+    def element(self, r: Int, c: Int, bins: list[Int], lanes: int) -> Scalar:
+        """Return the elements of consecutive channels of a bin, as lanes if there are several."""
         raise NotImplementedError
 
     def image(self, given: Reg) -> Reg:
@@ -77,16 +89,22 @@ class _Regions:
 
 
 class _Align(_Regions):
-    def element(self, r: Int, place: list[Int]) -> Scalar:
+    @property
+    def lanes(self) -> int:
+        # Positions and weights are the same for all channels.
+        return self.context.features.lanes(32) if self.together else 1
+
+    def element(self, r: Int, c: Int, bins: list[Int], lanes: int) -> Scalar:
         s, op = self.s, self.anchor.op
         assert isinstance(op, RoiAlign)
-        c, *bins = place
         index = s.cast(self.reader.load(self.batch[0], [r]), i64)
         n = self.image(index.reg)
         axes = [self._axis(r, axis, bins[axis]) for axis in range(2)]
         average = op.mode == AVERAGE
-        start = number(s, 0.0 if average else -math.inf).reg
-        (total,) = self._samples(n, c, axes, average, start)
+        vectors = lanes if lanes > 1 else 0
+        start = s.splat(number(s, 0.0 if average else -math.inf), vectors).reg
+        channels = [self.b.add(c, k) for k in range(lanes)]
+        (total,) = self._samples(n, channels, axes, average, start)
         counts = [float_of(s, axis[3]) for axis in axes]
         if average:
             most = [s.max(count, number(s, 1)) for count in counts]
@@ -119,7 +137,7 @@ class _Align(_Regions):
     def _samples(
         self,
         n: Reg,
-        c: Int,
+        channels: Sequence[Int],
         axes: Sequence[tuple[Scalar, Scalar, Int, Int]],
         average: bool,
         start: Reg,
@@ -134,7 +152,7 @@ class _Align(_Regions):
                 total = Scalar(inner[0], f64)
                 for y, wy in down:
                     for x, wx in across:
-                        value = self.reader.wide(self.x, [n, c, y, x])
+                        value = s.cast(self._elements(n, channels, y, x), f64)
                         value = s.mul(s.mul(value, wy), wx)
                         total = s.add(total, value) if average else s.max(total, value)
                 return [total.reg]
@@ -142,6 +160,14 @@ class _Align(_Regions):
             return b.loop(0, axes[1][3], 1, sample, sums)
 
         return b.loop(0, axes[0][3], 1, row, [start])
+
+    def _elements(self, n: Reg, channels: Sequence[Int], y: Reg, x: Reg) -> Scalar:
+        """Load a pixel of some channels; a vector if they are contiguous."""
+        first, *others = channels
+        if others and self.together:
+            return self.reader.load(self.x, [n, first, y, x], len(channels))
+        every = [self.reader.load(self.x, [n, c, y, x]) for c in channels]
+        return self.s.gathered(every) if others else every[0]
 
     def _neighbours(
         self, axis: int, start: Scalar, step: Scalar, i: Int, samples: Int, k: Int
@@ -164,9 +190,8 @@ class _Align(_Regions):
 
 
 class _MaxPool(_Regions):
-    def element(self, r: Int, place: list[Int]) -> Scalar:
+    def element(self, r: Int, c: Int, bins: list[Int], lanes: int) -> Scalar:
         b, s, dtype = self.b, self.s, self.x.dtype
-        c, *bins = place
         n = self.image(integer_of(s, tamed(s, self.reader.wide(self.rois, [r, 0]))))
         spans = [self._span(r, axis, bins[axis]) for axis in range(2)]
 

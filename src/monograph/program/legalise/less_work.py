@@ -1,0 +1,126 @@
+"""Replaces ops by ops with less work for the kernels of the CPU.
+
+Pools and interpolations over several axes become one step per axis, and pools read channels that
+are contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from monograph.ir import Graph, Op, Value
+from monograph.ops.image import CROP, taps, used_taps
+from monograph.ops.pool import AveragePool, LpPool, MaxPool, Pool
+from monograph.ops.resize import LINEAR, NEAREST, STRETCH, Resize
+from monograph.ops.roi import RoiAlign
+from monograph.ops.shape import Transpose
+from monograph.ops.window import CHANNELS_FIRST, CHANNELS_LAST
+from monograph.program.fusion.op_classes import Copy, is_native
+
+LESS = 0.6
+"""Ops over single axes must have at most this share of the work of one op over all of them."""
+
+
+def split_axes(graph: Graph) -> Graph:
+    """Replace pools and interpolations over several axes by ops over one axis each.
+
+    Pools read channels that are contiguous.
+    """
+
+    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if not inputs:
+            return old
+        new = old.op(*inputs)
+        if not isinstance(new.op, (Pool, Resize, RoiAlign)):
+            return new
+        both = (new, *inputs)
+        if not all(map(is_native, both)) or any(0 in v.tensor.static for v in both):
+            return new
+        if isinstance(new.op, RoiAlign):
+            return _with_channels_together(new)
+        return _pool_of_channels_last(new) or _axis_by_axis(new) or new
+
+    return graph.rebuild(rebuilt)
+
+
+MANY_CHANNELS = 4
+"""With this many channels, vectors of channels repay the copies that put them side by side."""
+
+
+def _pool_of_channels_last(value: Value) -> Value | None:
+    """Return a pool of channels first as one of channels last, between copies."""
+    op, x = value.op, value.inputs[0]
+    if not isinstance(op, (MaxPool, AveragePool, LpPool)) or op.auto:
+        return None
+    if op.layout != CHANNELS_FIRST or x.tensor.static[1] < MANY_CHANNELS:
+        return None
+    rank = x.tensor.rank
+    turned = Copy()(Transpose((0, *range(2, rank), 1))(x))
+    made: Value = replace(op, layout=CHANNELS_LAST)(turned)
+    return Transpose((0, rank - 1, *range(1, rank - 1)))(_axis_by_axis(made) or made)
+
+
+def _with_channels_together(value: Value) -> Value:
+    """Return a pool over boxes whose kernel reads vectors of channels, if it reads them often."""
+    x, *others = value.inputs
+    _, channels, *sizes = x.tensor.static
+    bins = math.prod((value.tensor.static[0], *value.tensor.static[2:]))
+    if channels < MANY_CHANNELS or bins * 4 < math.prod(sizes):
+        return value
+    together = Copy()(Transpose((0, 2, 3, 1))(x))
+    return value.op(Transpose((0, 3, 1, 2))(together), *others)
+
+
+def _axis_by_axis(value: Value) -> Value | None:
+    """Return a chain of ops over one axis each; None if it is more work, or other numbers."""
+    op, x = value.op, value.inputs[0]
+    if not isinstance(op, (MaxPool, AveragePool, Resize)):
+        return None
+    # Between the steps, numbers are rounded to the type of the result.
+    if not isinstance(op, MaxPool) and (not x.dtype.is_float or x.dtype.bits < 32):
+        return None
+    parts = _pool_parts(op) if isinstance(op, Pool) else _resize_parts(op, x)
+    if len(parts) < 2:
+        return None
+    made, work = x, 0
+    for part, width in parts:
+        made = part(made)
+        work += width * made.tensor.size
+    whole = math.prod(width for _, width in parts) * value.tensor.size
+    return made if work <= LESS * whole else None
+
+
+def _pool_parts(op: Pool) -> list[tuple[Op, int]]:
+    """Return a pool over each axis and its taps."""
+    if op.auto:
+        return []
+    found: list[tuple[Op, int]] = []
+    plain = {"kernel": 1, "strides": 1, "pads_begin": 0, "pads_end": 0, "dilations": 1}
+    for axis, width in enumerate(op.kernel):
+        own: dict[str, Any] = {
+            name: tuple(n if i == axis else other for i, n in enumerate(getattr(op, name)))
+            for name, other in plain.items()
+        }
+        if any(own[name] != (other,) * len(op.kernel) for name, other in plain.items()):
+            found.append((replace(op, **own), width))
+    return found
+
+
+def _resize_parts(op: Op, x: Value) -> list[tuple[Op, int]]:
+    """Return an interpolation along each axis and its taps, the axis that shrinks most first."""
+    assert isinstance(op, Resize)
+    if op.mode == NEAREST or op.policy != STRETCH or op.coordinates == CROP:
+        return []
+    shape, sizes = x.tensor.static, op.sizes or ()
+    order = sorted(range(len(sizes)), key=lambda i: sizes[i] / shape[op.axes[i]])
+    slope = None if op.mode == LINEAR else op.cubic_a
+    found: list[tuple[Op, int]] = []
+    for i in order:
+        scales = None if op.scales is None else (op.scales[i],)
+        part = replace(op, axes=(op.axes[i],), sizes=(sizes[i],), scales=scales)
+        where = op.axis_of(i, shape[op.axes[i]])
+        places, _ = used_taps(*taps(where, slope, op.antialias, op.exclude_outside))
+        found.append((part, len(places)))
+    return found
