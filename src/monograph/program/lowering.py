@@ -21,7 +21,7 @@ from monograph.program.fusion.op_classes import is_join, is_native, is_view, rea
 from monograph.program.fusion.region import Region
 from monograph.program.launch_regions import SplitAtHost, held_by_host
 from monograph.program.legalise.expand import expand, split_decoding
-from monograph.program.legalise.less_work import split_axes
+from monograph.program.legalise.less_work import split_axes, split_zero_points
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
 from monograph.program.legalise.normalise import normalise, split_reductions
@@ -178,6 +178,7 @@ CPU_LOWERING = (
             _SPLIT_STAGES,
             _BOUND_SIZES,
             LoweringStep("split_axes", _graph_step(split_axes)),
+            LoweringStep("split_zero_points", _graph_step(split_zero_points)),
         ),
     ),
     *_STEPS_AND_MEMORY,

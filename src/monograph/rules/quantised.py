@@ -109,6 +109,37 @@ def integer_dot(given: Centred, data: Array) -> Value | Reject:
     return made if zero is None else Sub()(made, Mul()(zero, constant(weights.total)))
 
 
+def dot_of_data(value: Value) -> Value | Reject:
+    """dot(x - z, w - y) -> dot(x, w) - z * sum(w) - y * sum(x) + depth * z * y, both of data
+
+    Kernels take signed w: bytes from 0 to 255 and their zero point move down by 128.
+    """
+    left, right = (Centred(v, None) if v.dtype in BYTES else centred(v) for v in value.inputs)
+    if isinstance(left, Reject) or isinstance(right, Reject) or value.dtype != i32:
+        return Reject("the operands are not made of bytes", BYTES, value.type)
+    x, z, w, y = left.x, left.zero, right.x, right.zero
+    if z is not None and z.tensor.rank and z.tensor.dims[-1] != 1:
+        return Reject("the zero points vary along the sums", 1, z.type)
+    if y is not None and y.tensor.rank > 1 and y.tensor.dims[-2] != 1:
+        return Reject("the zero points vary along the sums", 1, y.type)
+    if w.dtype == u8:
+        middle = constant(-LOWEST, i32)
+        w = Cast(i8)(Sub()(Cast(i32)(w), middle))
+        y = constant(LOWEST, i32) if y is None else Sub()(y, middle)
+    made = Dot(i32)(x, w)
+    if z is not None:
+        columns = ReduceSum((w.tensor.rank - 2,), keep=True)(Cast(i32)(w))
+        made = Sub()(made, Mul()(z, columns))
+    if y is not None:
+        rows = ReduceSum((x.tensor.rank - 1,), keep=True)(Cast(i32)(x))
+        if z is not None:
+            rows = Sub()(rows, Mul()(z, constant(x.tensor.static[-1], i32)))
+        made = Sub()(made, Mul()(y, rows))
+    if made.type != value.type:
+        return Reject("the zero points broadcast beyond the product", value.type, made.type)
+    return made
+
+
 @rewrite(Conv, exact=True)
 def conv_of_bytes(value: Value) -> Value | Reject:
     """conv(cast(x) - z, W) -> conv(pad(x, z), W) - z * sum(W), x and W of bytes"""

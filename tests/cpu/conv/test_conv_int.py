@@ -12,7 +12,7 @@ from monograph.ir import Array, Graph, Input, Value, constant, tensor
 from monograph.ir.dtype import DType, f32, i8, i32, u8
 from monograph.ops.cast import Cast
 from monograph.ops.conv import Conv
-from monograph.ops.elementwise import Add, Clip, Mul
+from monograph.ops.elementwise import Add, Clip, Mul, Sub
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize, Quantize
 from monograph.ops.shape import Slice, Transpose
@@ -20,6 +20,7 @@ from monograph.ops.window import CHANNELS_LAST
 from monograph.program.lowering import lower
 from tests.cpu.against import check
 from tests.cpu.emit.scalar_kernels import instruction_sets
+from tests.rules.checks import graph_of
 
 rng = np.random.default_rng(0)
 
@@ -125,3 +126,43 @@ def test_dots(dtype: DType, size: tuple[int, int, int]) -> None:
     m, k, n = size
     x = Input("x", tensor(dtype, m, k))()
     check(Graph((x,), (("y", Dot(i32)(x, weights(k, n))),)), {"x": extremes(dtype, m, k)})
+
+
+@pytest.mark.parametrize("left", [i8, u8], ids=str)
+@pytest.mark.parametrize("right", [i8, u8], ids=str)
+@pytest.mark.parametrize("size", [(1, 5, 7), (9, 13, 37), (20, 8, 16), (5, 1, 1), (30, 67, 70)])
+def test_dots_of_data(left: DType, right: DType, size: tuple[int, int, int]) -> None:
+    """Both operands are known only in a run, as are their zero points."""
+    m, k, n = size
+    x, w = Input("x", tensor(left, m, k))(), Input("w", tensor(right, k, n))()
+    feeds = {"x": extremes(left, m, max(k, 2))[:, :k], "w": extremes(right, k, max(n, 2))[:, :n]}
+    zeros = {"y": extremes(left, 2)[1:].reshape(()), "z": extremes(right, n + 2)[:n]}
+    y = Input("y", tensor(left))()
+    z = Input("z", tensor(right, n))()
+    check(graph_of(Dot(i32)(x, w)), feeds)
+    left_centred = Sub()(Cast(i32)(x), Cast(i32)(y))
+    right_centred = Sub()(Cast(i32)(w), Cast(i32)(z))
+    check(graph_of(Dot(i32)(left_centred, Cast(i32)(w))), feeds | {"y": zeros["y"]})
+    check(graph_of(Dot(i32)(Cast(i32)(x), right_centred)), feeds | {"z": zeros["z"]})
+    check(graph_of(Dot(i32)(left_centred, right_centred)), feeds | zeros)
+
+
+def test_batches_of_dots_of_data() -> None:
+    x, w = Input("x", tensor(u8, 2, 3, 6, 10))(), Input("w", tensor(u8, 3, 10, 19))()
+    rows = Input("y", tensor(u8, 6, 1))()
+    feeds = {"x": extremes(u8, 2, 3, 6, 10), "w": extremes(u8, 3, 10, 19)}
+    centred = Sub()(Cast(i32)(x), Cast(i32)(rows))
+    check(graph_of(Dot(i32)(centred, Cast(i32)(w))), feeds | {"y": extremes(u8, 6, 1)})
+    turned = Transpose((0, 1, 3, 2))(Input("w", tensor(i8, 2, 1, 19, 10))())
+    given = {"x": feeds["x"], "w": extremes(i8, 2, 1, 19, 10)}
+    check(graph_of(Dot(i32)(x, turned)), given)
+
+
+@pytest.mark.parametrize("features", instruction_sets(), ids=lambda f: f.name)
+def test_machines_multiply_bytes_that_are_data(features: Features) -> None:
+    x, w = Input("x", tensor(u8, 8, 16))(), Input("w", tensor(u8, 16, 16))()
+    zero = Cast(i32)(Input("y", tensor(u8))())
+    graph = graph_of(Dot(i32)(Sub()(Cast(i32)(x), zero), Cast(i32)(w)))
+    text = "".join(compile_program(lower(graph, CpuTarget()).whole, features, 1).texts)
+    name = features.dot_i8 or features.dot_i16
+    assert (f"= call <{features.lanes(32)} x i32> @{name}(" in text) == bool(name)

@@ -82,6 +82,9 @@ BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 class Arith:
     """Writes arithmetic; each code generator has its own instructions (`op`, `select`, ...)."""
 
+    calls_by_lane = False
+    """True if a function of the library takes one number, so that vectors call it for each lane."""
+
     def __init__(self, b: Emitter) -> None:
         self.b = b
 

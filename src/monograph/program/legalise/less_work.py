@@ -1,7 +1,7 @@
 """Replaces ops by ops with less work for the kernels of the CPU.
 
 Pools and interpolations over several axes become one step per axis, and pools read channels that
-are contiguous.
+are contiguous. Products of bytes leave their zero points.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from monograph.ir import Graph, Op, Value
+from monograph.ir import Graph, Op, Value, known
+from monograph.ir.dtype import i32
 from monograph.ops.image import CROP, taps, used_taps
+from monograph.ops.linear import Dot
 from monograph.ops.pool import AveragePool, LpPool, MaxPool, Pool
 from monograph.ops.resize import LINEAR, NEAREST, STRETCH, Resize
 from monograph.ops.roi import RoiAlign
 from monograph.ops.shape import Transpose
 from monograph.ops.window import CHANNELS_FIRST, CHANNELS_LAST
 from monograph.program.fusion.op_classes import Copy, is_native
+from monograph.rewrite import Reject
+from monograph.rules.quantised import dot_of_data
 
 LESS = 0.6
 """Ops over single axes must have at most this share of the work of one op over all of them."""
@@ -124,3 +128,26 @@ def _resize_parts(op: Op, x: Value) -> list[tuple[Op, int]]:
         places, _ = used_taps(*taps(where, slope, op.antialias, op.exclude_outside))
         found.append((part, len(places)))
     return found
+
+
+MANY_ROWS = 4
+"""A product of at least this many rows repays sums of its operands."""
+
+
+def split_zero_points(graph: Graph) -> Graph:
+    """Replace products of centred bytes, both of them data, by products of bytes."""
+
+    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if not inputs:
+            return old
+        new = old.op(*inputs)
+        if not isinstance(new.op, Dot) or not all(map(is_native, (new, *inputs))):
+            return new
+        if new.dtype != i32 or known(inputs[1]) is not None:
+            return new
+        if 0 in inputs[0].tensor.static or new.tensor.static[-2] < MANY_ROWS:
+            return new
+        made = dot_of_data(new)
+        return new if isinstance(made, Reject) else made
+
+    return graph.rebuild(rebuilt)

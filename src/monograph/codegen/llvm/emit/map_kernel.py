@@ -1,9 +1,9 @@
 """Map kernels: loop nests over elements that are computed independently of each other.
 
 A nest merges dimensions that are contiguous in memory, divides work among threads, and runs its
-last counter in vectors. Its body is fused pointwise work, or an anchor and its epilogue. Operands of
-pointwise work that are contiguous along another counter are read in square tiles, which are
-transposed in registers.
+last counter in vectors. Its body is fused pointwise work, or an anchor and its epilogue. Pointwise
+work reads operands that are contiguous along another counter in square tiles, which are transposed
+in registers.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from monograph.ops.scalar import Scalar
 class LlvmArith(Arith):
     """Writes instructions whose operands and results have one number of lanes."""
 
+    calls_by_lane = True
+
     def __init__(self, b: Builder) -> None:
         super().__init__(b)
         self.b: Builder = b

@@ -133,9 +133,7 @@ class DotKernel:
     def emit(self) -> Kernel:
         region = self.context.step.region
         self.context.add(*self._read(), *region.outputs)
-        self.packed = -1
-        if self.constant is not None:
-            self.packed = self.context.argument(LlvmPacked(self._pack(self.constant)))
+        self.packed = self._request_weights()
         if self.chunk:
             row = self.tile.vectors * self.lanes * self.sum_dtype.itemsize
             self.sums = self.context.argument(
@@ -144,8 +142,18 @@ class DotKernel:
         b = self.b = self.context.builder()
         self.pointers = pointers(b, self.context.arguments)
         self.epilogue = Epilogue(self.context, b)
+        self._prepare()
         self._loops()
         return self.context.finish(b)
+
+    def _request_weights(self) -> int:
+        """Request packed weights; return the position of their pointer, or -1 for plain ones."""
+        if self.constant is None:
+            return -1
+        return self.context.argument(LlvmPacked(self._pack(self.constant)))
+
+    def _prepare(self) -> None:
+        """Emit the work before the tiles; there is none for constant and for plain weights."""
 
     def _pack(self, weights: Array) -> Array:
         """[batch][panel][depth][lanes of the panel], columns padded with zeros."""

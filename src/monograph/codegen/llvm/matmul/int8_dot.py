@@ -1,4 +1,4 @@
-"""Products of bytes with constant signed bytes, summed in 32 bits.
+"""Products of bytes with signed bytes (weights), summed in 32 bits.
 
 A step takes some contiguous bytes of x, the same for all lanes, and as many weights of each column.
 There are three forms, depending on the features of the machine.
@@ -30,8 +30,13 @@ LANE_BYTES = 4
 
 def multiplies(value: Value) -> bool:
     """Return True for a dot or convolution of bytes with constant signed weights, in 32 bits."""
+    return of_bytes(value) and known(value.inputs[1]) is not None
+
+
+def of_bytes(value: Value) -> bool:
+    """Return True for a dot or convolution of bytes with signed bytes, in 32 bits."""
     x, w = value.inputs
-    return value.dtype == i32 and x.dtype in (i8, u8) and w.dtype == i8 and known(w) is not None
+    return value.dtype == i32 and x.dtype in (i8, u8) and w.dtype == i8
 
 
 class Products:
@@ -81,15 +86,35 @@ class Products:
         lanes = np.ascontiguousarray(weights.reshape(shape).transpose(0, 3, 1, 4, 2))
         return lanes.view(np.uint8).reshape(shape[0], shape[3], self.line)
 
+    @property
+    def moved(self) -> int:
+        """Return the number that is added to every x before it is multiplied."""
+        return 0
+
     def start(self, sums: Array) -> Array:
         """Return the initial accumulators, given the sum of the weights of each column."""
-        return np.zeros(sums.shape, np.int32)
+        return (-self.moved * sums.astype(np.int64)).astype(np.int32)
 
     # Code
 
     def bind(self, b: Builder) -> None:
         """Set the builder that code is written to."""
         self.b, self.a = b, LlvmArith(b)
+
+    def packed_words(self, rows: list[Reg]) -> list[Reg]:
+        """Pack the weights of a step in a run: rows of i32, a vector of words for each part."""
+        together = self.step // self.parts
+        bits = 8 * LANE_BYTES // together
+        words = []
+        for part in range(self.parts):
+            word, *rest = rows[part * together : (part + 1) * together]
+            if rest:
+                word = self.a.op("and", word, (1 << bits) - 1)
+            for k, row in enumerate(rest, 1):
+                low = row if k == len(rest) else self.a.op("and", row, (1 << bits) - 1)
+                word = self.a.op("or", word, self.a.op("shl", low, k * bits))
+            words.append(word)
+        return words
 
     def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
         """Load the bytes of a step, and none beyond the valid ones.
@@ -184,9 +209,9 @@ class Fours(Products):
     def pack(self, weights: Array) -> Array:
         return self._packed(weights.astype(np.int8), 4)
 
-    def start(self, sums: Array) -> Array:
-        moved = MOVED if self.signed else 0
-        return (-moved * sums.astype(np.int64)).astype(np.int32)
+    @property
+    def moved(self) -> int:
+        return MOVED if self.signed else 0
 
     def loaded(self, pointer: Reg, valid: int, slack: bool) -> Reg:
         b, a = self.b, self.a
