@@ -93,5 +93,10 @@ def test_the_steps_have_one_order_for_each_target() -> None:
         assert len(order) == len(set(order))
     cpu, gpu = orders
     assert [name for name in cpu if name in gpu] == gpu
-    assert set(cpu) - set(gpu) == {"lower_complex", "split_decoding"}
+    assert set(cpu) - set(gpu) == {
+        "lower_complex",
+        "split_decoding",
+        "split_axes",
+        "split_zero_points",
+    }
     assert len(STEPS) >= len(cpu) - 1  # merging regions is a question to the target
