@@ -25,8 +25,7 @@ from monograph.codegen.llvm.module.kernel import (
     synchronise,
 )
 from monograph.ir import Array, Value, known
-from monograph.program.index import strides_of
-from monograph.program.memory.strided import Strided, strided
+from monograph.program.memory.strided import strided
 
 FEW_ROWS = 4
 """With fewer rows, weights that are known only in a run are not packed."""
@@ -97,7 +96,8 @@ class _Bytes(DotKernel):
         b, own, weights = self.b, self.products, self.w
         assert weights is not None
         first = b.add(b.mul(i, panel.size), panel.start)
-        at = self._matrix_offset(matrix, weights)
+        own_batch = self.anchor.inputs[1].tensor.static[:-2]
+        at = b.position(b.coordinates(matrix, own_batch), weights.strides[:-2], weights.offset)
         source = b.offset(self.pointers[weights.source], b.add(at, b.mul(first, self.lanes)))
         before = b.mul(first, self.lanes * 4 + self.steps * own.line)
         before = b.add(b.mul(matrix, self._matrix_bytes), before)
@@ -131,14 +131,6 @@ class _Bytes(DotKernel):
             start = own.a.op("mul", total, -own.moved) if own.moved else zero
             b.store(start, b.offset(to, v * self.lanes * 4), 4)
 
-    def _matrix_offset(self, matrix: Int, weights: Strided) -> Int:
-        """Return the offset of one of the matrices in memory, in elements."""
-        b, own = self.b, self.anchor.inputs[1].tensor.static[:-2]
-        at: Int = weights.offset
-        for size, apart, stride in zip(own, strides_of(own), weights.strides[:-2], strict=True):
-            at = b.add(at, b.mul(b.mod(b.div(matrix, apart), size), stride))
-        return at
-
     def _weights(self, place: Reg, valid: int) -> Reg:
         """Load the weights of a row for a vector of columns, as i32."""
         b = self.b
@@ -156,10 +148,7 @@ class _Bytes(DotKernel):
         first = b.add(b.mul(i, panel.size), panel.start)
         start_bytes = self.lanes * 4
         column_bytes = start_bytes + self.steps * own.line
-        own_batch = self.anchor.inputs[1].tensor.static[:-2]
-        strides = (*(n * self._matrix_bytes for n in strides_of(own_batch)), 0, 0)
-        matrix = self._batch_offset(g, self.anchor.inputs[1], strides)
-        at = b.add(matrix, b.mul(first, column_bytes))
+        at = b.add(self._matrix_offset(g, self._matrix_bytes), b.mul(first, column_bytes))
         w = b.offset(b.arguments[f"p{self.packed}"], at)
         kind = vector(self.lanes, "i32")
         start = [b.load(kind, b.offset(w, v * start_bytes), 4) for v in range(panel.size)]
