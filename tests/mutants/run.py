@@ -91,7 +91,7 @@ def copy_tree(root: Path) -> None:
 def run_one(mutant: Mutant, root: Path, options: Any, known: set[str]) -> Result:
     """Applies a mutant in a copy of the tree, and runs stages of tests until one fails."""
     group, path = GROUPS[mutant.group], root / mutant.path
-    began, source = time.monotonic(), (ROOT / mutant.path).read_text()
+    began, source = time.monotonic(), path.read_text()
     path.write_text(apply(source, mutant.change))
     try:
         for stage in stages(root, group, path)[: options.stages]:
