@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import os
 import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,106 @@ def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu(affine()).config.capture == "require"
     # A default for targets that launch does not apply to one that does not.
     assert monograph.load(affine(), target="reference").config.capture == "auto"
+
+
+def test_a_run_is_a_future(load: Load) -> None:
+    session = load()
+    pending = session.run_async(feeds())
+    assert isinstance(pending, Future)
+    done, left = wait([pending], timeout=30)
+    assert (done, left) == ({pending}, set())
+    assert next(as_completed([pending])) is pending
+    assert [x.tolist() for x in pending.result(5)] == [x.tolist() for x in session.run(feeds())]
+    assert pending.exception(5) is None
+    assert repr(pending) == "<Pending done>"
+
+
+def test_callbacks_of_a_run(load: Load) -> None:
+    called = threading.Event()
+    found: list[Any] = []
+    pending = load().run_async(feeds())
+    pending.add_done_callback(lambda given: (found.append(given), called.set()))
+    assert called.wait(30)
+    assert found == [pending]
+
+
+def test_a_run_is_awaited(load: Load) -> None:
+    session = load()
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(session.run_async(feeds()), session.run_async(feeds()))
+
+    first, second = asyncio.run(both())
+    assert first[0].tolist() == second[0].tolist() == session.run(feeds())[0].tolist()
+
+
+def test_errors_of_an_awaited_run(load: Load) -> None:
+    session = load(gathering())
+
+    async def work() -> None:
+        await session.run_async({"x": np.ones(3, np.float32), "i": np.array([9])})
+
+    with pytest.raises(ExecutionError):
+        asyncio.run(work())
+    pending = session.run_async({"x": np.ones(3, np.float32), "i": np.array([9])})
+    assert isinstance(pending.exception(), ExecutionError)
+
+
+def gathering() -> onnx.ModelProto:
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"])]
+    inputs = [("x", TensorProto.FLOAT, [3]), ("i", TensorProto.INT64, [1])]
+    return model_of(nodes, inputs, [("y", TensorProto.FLOAT, [1])])
+
+
+def held_worker(session: Session) -> tuple[threading.Event, threading.Event]:
+    """Let the thread of a session wait; return the events that it has begun and may go on."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> list[Any]:
+        begun.set()
+        go_on.wait(30)
+        return []
+
+    session._worker.start(hold)
+    return begun, go_on
+
+
+def test_timeout_of_a_run(load: Load) -> None:
+    session = load()
+    begun, go_on = held_worker(session)
+    assert begun.wait(30)
+    pending = session.run_async(feeds())
+    assert pending.running()
+    with pytest.raises(TimeoutError):
+        pending.result(0.01)
+    with pytest.raises(TimeoutError):
+        pending.exception(0.01)
+    go_on.set()
+    assert len(pending.result(30)) == 2
+    assert not pending.running()
+
+
+def test_only_runs_that_have_not_begun_are_cancelled(load: Load) -> None:
+    session = load()
+    begun, go_on = held_worker(session)
+    assert begun.wait(30)
+    pending, later = session.run_async(feeds()), session.run_async(feeds())
+    assert pending.cancel()
+    assert pending.cancelled()
+    assert pending.done()
+    go_on.set()
+    with pytest.raises(CancelledError):
+        pending.result(30)
+    assert len(later.result(30)) == 2
+    assert not later.cancel()
+    assert len(session.run(feeds())) == 2
+
+
+def test_a_cancelled_last_run_does_not_disturb_the_next(load: Load) -> None:
+    session = load()
+    begun, go_on = held_worker(session)
+    assert begun.wait(30)
+    assert session.run_async(feeds()).cancel()
+    go_on.set()
+    assert len(session.run(feeds())) == 2
+    session.close()

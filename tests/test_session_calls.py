@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,65 @@ def test_names_of_onnxruntime() -> None:
         _ = monograph.InferenceSession  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match='target="gpu"'):
         monograph.load(affine(), providers=["CUDAExecutionProvider"])
+
+
+def chain() -> onnx.ModelProto:
+    """y = -relu(2x), with names for what is between."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+        helper.make_node("Relu", ["twice"], ["positive"]),
+        helper.make_node("Neg", ["positive"], ["y"]),
+    ]
+    return model_of(nodes, [("x", TensorProto.FLOAT, ["n"])], [("y", TensorProto.FLOAT, ["n"])])
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_values_inside_of_a_model_are_returned(target: str) -> None:
+    given = chain()
+    session = monograph.load(given, target=target)
+    x = np.array([1, -2], np.float32)
+    for _ in range(2):
+        twice, y = session.run({"x": x}, outputs=["twice", "y"])
+        assert (twice.tolist(), y.tolist()) == ([2, -4], [-2, 0])
+    (found,) = session.run({"x": x}, outputs=["positive"])
+    assert found.tolist() == [2, 0]
+    assert [x.tolist() for x in session.run({"x": x})] == [[-2, 0]]
+    assert [p.name for p in session.outputs] == ["y"]
+    assert len(given.graph.output) == 1  # the caller's model is not changed
+
+
+def test_inputs_and_initialisers_are_values_too() -> None:
+    model = chain()
+    model.graph.node[0].input[1] = "w"
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, [1], [5]))
+    x, w = monograph.load(model, target="cpu").run({"x": [1.0, 2.0]}, outputs=["x", "w"])
+    assert (x.tolist(), w.tolist()) == ([1, 2], [5])
+
+
+def test_values_come_from_the_cache_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "chain.onnx"
+    path.write_bytes(chain().SerializeToString())
+    for _ in range(2):
+        session = monograph.load(path, cache_dir=str(tmp_path / "cache"))
+        assert session.run({"x": [1.0, -1.0]})[0].tolist() == [-2, 0]
+        (found,) = session.run({"x": [1.0, -1.0]}, outputs=["twice"])
+        assert found.tolist() == [2, -2]
+
+
+def test_values_are_written_into_arrays() -> None:
+    mine = np.zeros(2, np.float32)
+    monograph.load(chain(), target="cpu").run(
+        {"x": [1.0, 3.0]}, outputs=["twice"], out={"twice": mine}
+    )
+    assert mine.tolist() == [2, 6]
+
+
+def test_names_that_are_no_value_are_refused(tmp_path: Path) -> None:
+    session = monograph.load(chain(), target="cpu")
+    with pytest.raises(FeedError, match="no such output, and no such value") as raised:
+        session.run({"x": [1.0]}, outputs=["twic"])
+    assert raised.value.hint == "did you mean twice?"
+    session.run({"x": [1.0]})
+    session.save(tmp_path / "chain.mono")
+    with pytest.raises(FeedError, match="load the model for values inside"):
+        monograph.load(tmp_path / "chain.mono").run({"x": [1.0]}, outputs=["twice"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from monograph.config import Config
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, FeedError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
@@ -197,6 +197,18 @@ class Bindings:
             self.graphs.clear()
             self._model = None
             release_memory()
+
+    def with_values(self, names: tuple[str, ...]) -> Bindings:
+        """Return the bindings of the same model with values as outputs besides its own."""
+        if self._package is not None:
+            raise FeedError(
+                "the model has no such output",
+                expected=[p.name for p in self.signature.outputs],
+                given=list(names),
+                hint="a package has outputs only: load the model for values inside of it",
+            )
+        source = self._source.with_values(names)
+        return Bindings(source, self._config, self._dims, self.donate, self._progress)
 
     def _count_gone(self, limit: int) -> None:
         """Keep the counts of executables beyond a limit, which are about to be dropped."""

@@ -29,11 +29,15 @@ from monograph.runtime.executable import (
 )
 from monograph.runtime.fast_path import ClosedPath, KnownFeeds, NoFastPath
 from monograph.runtime.feeds import DECISIVE_ELEMENTS, Metadata, Port, check_feeds
-from monograph.runtime.outputs import DonatedArrays, deliver, wanted_outputs
+from monograph.runtime.outputs import DonatedArrays, deliver, output_names
 from monograph.runtime.pending import Pending, Worker, ready
 
 Start: TypeAlias = Callable[[Executable, Feeds, Feeds], Pending]
 """Starts a run: an executable, its feeds, and memory for outputs."""
+
+
+MAX_VARIANTS = 4
+"""The most sets of inner values that a session keeps code for."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Calls:
         self._donated = DonatedArrays()
         self._worker = Worker()
         """Made here, so that threads which start their first runs at once share it."""
+        self._variants: dict[tuple[str, ...], Calls] = {}
+        """The same model with other outputs, by the names of these."""
         signature = bindings.signature
         self.inputs: tuple[Port, ...] = signature.inputs
         self.outputs: tuple[Port, ...] = signature.outputs
@@ -78,7 +84,8 @@ class Calls:
 
         feeds: an array for every input, by name; optional inputs may be fed too. On a GPU torch
             tensors are accepted; then the outputs are torch tensors on that GPU.
-        outputs: the names of the outputs to return, in this order; all of them by default.
+        outputs: the names of the outputs to return, in this order; all of them by default. Any
+            value of the model can be named, which compiles the model again.
         out: arrays to write outputs into, by name; they are returned for those outputs. A donated
             output may be given the array of its input, which is then updated in place.
         """
@@ -127,6 +134,7 @@ class Calls:
         """Wait for started runs, and release code and memory; later runs raise an error."""
         self._worker.close()
         self._fast_path = ClosedPath()
+        self._variants = {}
         self._known.forget()
         self._bindings.close()
 
@@ -159,10 +167,22 @@ class Calls:
     ) -> Outputs:
         """Run on feeds that the fast path has declined."""
         _check_order(feeds, outputs)
-        wanted = wanted_outputs(self.outputs, outputs)
+        known = {p.name: None for p in self.outputs}
+        wanted = list(known) if outputs is None else output_names(outputs)
+        if inner := [name for name in wanted if name not in known]:
+            return self._with_values(inner).run(feeds, wanted, out=out)
         run = self._begin(feeds, out, lambda e, given, to: ready(e.run_full(given, to)))
         results = self._delivered(run, run.pending.result())
         return [results[n] for n in wanted]
+
+    def _with_values(self, names: Sequence[str]) -> Calls:
+        """Return the runs of the same model with values as outputs besides its own."""
+        key = tuple(sorted(set(names)))
+        if key not in self._variants:
+            made = Calls(self._bindings.with_values(key), self.config)
+            kept = list(self._variants.items())[1 - MAX_VARIANTS :]
+            self._variants = {**dict(kept), key: made}
+        return self._variants[key]
 
     def _begin(self, feeds: Feeds, out: Feeds | None, start: Start) -> _StartedRun:
         """Check the arguments of a run and start it; the next run may take the fast path."""

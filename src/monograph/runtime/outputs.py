@@ -61,21 +61,7 @@ def _read_only(array: Any) -> bool:
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
 
-def wanted_outputs(ports: Sequence[Port], outputs: Any) -> list[str]:
-    """Return the names of the outputs that a caller asks for; None asks for all."""
-    names = {p.name: None for p in ports}
-    wanted = list(names) if outputs is None else _names(outputs)
-    if unknown := [n for n in wanted if n not in names]:
-        raise FeedError(
-            "the model has no such output",
-            expected=list(names),
-            given=unknown,
-            hint=did_you_mean(unknown, names),
-        )
-    return wanted
-
-
-def _names(outputs: Any) -> list[str]:
+def output_names(outputs: Any) -> list[str]:
     """Names of outputs, given as a sequence: the letters of one name are none."""
     if isinstance(outputs, (str, bytes)) or not isinstance(outputs, Iterable):
         raise FeedError(

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any, NoReturn
 
 from monograph.errors import ExecutionError
 from monograph.runtime.forking import ForkLock
 
+_BASE_LOCK = ForkLock()
+"""Held while the state of a future is made, which is short."""
+_NAP = 0.0002
+"""The time between two looks at a run that is waited for with a timeout, in seconds."""
 
-class Pending:
-    """The outputs of a run that may not have ended yet."""
+
+class Pending(Future[list[Any]]):
+    """The outputs of a run that may not have ended yet: a future that can also be awaited.
+
+    The run ends in the caller who asks for its result. Only where somebody waits by other means
+    (callbacks, `concurrent.futures.wait`, `await`), the state of the base class is made, and a
+    thread of its own waits for the run. So a run that is merely started costs no lock of a future.
+    """
 
     def __init__(
         self,
@@ -21,17 +34,43 @@ class Pending:
         done: Callable[[], bool],
         repeatable: bool = False,
         enqueued: list[Any] | None = None,
+        cancel: Callable[[], bool] = lambda: False,
     ) -> None:
         """`repeatable`: whether `finish` may be called again after it was interrupted."""
         self.enqueued = enqueued
         """Tensors that the run fills, for work that is enqueued behind it before anybody waits;
         None where the outputs are only known when it has ended."""
         self._finish: Callable[[], list[Any]] | None = finish
-        self._done = done
+        self._is_done = done
         self._repeatable = repeatable
+        self._cancel = cancel
+        self._cancelled = False
         self._found: list[Any] = []
         self._error: Exception | None = None
         self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the state of the base class when somebody waits by it."""
+        if name not in ("_condition", "_state", "_result", "_exception", "_waiters"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with _BASE_LOCK:
+            if "_condition" not in self.__dict__:
+                super().__init__()
+                threading.Thread(target=self._complete, daemon=True).start()
+        return self.__dict__[name]
+
+    def _complete(self) -> None:
+        """Wait for the run, and let those know who wait by the base class."""
+        try:
+            found = self.result()
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(found)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._cancelled else "done" if self.done() else "running"
+        return f"<Pending {state}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ExecutionError(
@@ -41,10 +80,28 @@ class Pending:
 
     def done(self) -> bool:
         """Return True if `result` would not wait."""
-        return self._finish is None or self._done()
+        return self._finish is None or self._is_done()
 
-    def result(self) -> list[Any]:
-        """Return the outputs, after a wait for arrays on the host; streams order tensors."""
+    def running(self) -> bool:
+        """Return True if the run has not ended; one that waits for its turn counts too."""
+        return not self.done()
+
+    def cancel(self) -> bool:
+        """Cancel a run that has not begun; return False for others."""
+        self._cancelled = self._cancelled or self._cancel()
+        return self._cancelled
+
+    def cancelled(self) -> bool:
+        """Return True if the run was cancelled."""
+        return self._cancelled
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Return the outputs, after a wait for arrays on the host; streams order tensors.
+
+        timeout: the longest wait in seconds; TimeoutError is raised after it.
+        """
+        if timeout is not None:
+            self._wait(timeout)
         with self._lock:
             if self._finish is not None:
                 try:
@@ -60,9 +117,30 @@ class Pending:
                 raise self._error
             return self._found
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error of the run, None if it has none."""
+        try:
+            self.result(timeout)
+        except BaseException:
+            if self._error is None or self._cancelled:
+                raise
+        return self._error
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        """Wait for the outputs without blocking the event loop."""
+        return asyncio.wrap_future(self).__await__()
+
+    def _wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self.done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the run has not ended after {timeout} s")
+            time.sleep(min(_NAP, left))
+
     def then(self, change: Callable[[list[Any]], list[Any]]) -> Pending:
         """Return the same run with its outputs changed when they are asked for."""
-        return Pending(lambda: change(self.result()), self.done)
+        return Pending(lambda: change(self.result()), self.done, cancel=self.cancel)
 
 
 def interrupted() -> ExecutionError:
@@ -105,7 +183,10 @@ class Worker:
                 )
             return future.result()
 
-        return Pending(finish, lambda: os.getpid() != process or future.done(), True)
+        def done() -> bool:
+            return os.getpid() != process or future.done()
+
+        return Pending(finish, done, True, cancel=future.cancel)
 
     def close(self) -> None:
         """Wait for the runs queued so far, and end the thread."""
@@ -119,6 +200,6 @@ class Worker:
         """Wait for the runs queued so far, whatever their result."""
         last = self._last
         if last is not None and self._process == os.getpid():
-            last.exception()
+            wait_for([last])
             if self._last is last:
                 self._last = None  # it holds the outputs

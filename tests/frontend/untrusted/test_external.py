@@ -119,7 +119,7 @@ def test_a_link_put_there_after_the_check(home: Path, monkeypatch: pytest.Monkey
 
     check = module._contained
 
-    def swap(directory: Path, location: str, label: str) -> tuple[str, ...]:
+    def swap(directory: Path, location: str, label: str) -> tuple[Path, tuple[str, ...]]:
         parts = check(directory, location, label)
         (home / "data.bin").unlink(missing_ok=True)
         (home / "data.bin").symlink_to("../secret.bin")
@@ -129,7 +129,7 @@ def test_a_link_put_there_after_the_check(home: Path, monkeypatch: pytest.Monkey
     with refused("'w'", "outside the model's directory"):
         read_tensor(external("data.bin"), home)
 
-    def swap_directory(directory: Path, location: str, label: str) -> tuple[str, ...]:
+    def swap_directory(directory: Path, location: str, label: str) -> tuple[Path, tuple[str, ...]]:
         parts = check(directory, location, label)
         (home / "sub").rename(home / "moved")
         (home / "sub").symlink_to(".")
@@ -138,6 +138,74 @@ def test_a_link_put_there_after_the_check(home: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_contained", swap_directory)
     with refused("'w'", "outside the model's directory"):
         read_tensor(external("sub/deep.bin"), home)
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """A snapshot of a hub's cache: its files are links to blobs of the same model."""
+    tree = tmp_path / "hub" / "models--owner--name"
+    folder = tree / "snapshots" / "0123abcd"
+    (folder / "onnx").mkdir(parents=True)
+    (tree / "blobs").mkdir()
+    (tree / "blobs" / "beef").write_bytes(DATA.tobytes())
+    (folder / "data.bin").symlink_to("../../blobs/beef")
+    (folder / "onnx" / "data.bin").symlink_to("../../../blobs/beef")
+    return folder
+
+
+def test_links_to_blobs_of_a_hubs_cache(snapshot: Path):
+    for folder in (snapshot, snapshot / "onnx"):
+        assert read_tensor(external("data.bin"), folder).array.tolist() == [0, 1, 2, 3]
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    onnx.save(model([node], initializer=[external("data.bin", [2])]), snapshot / "real.onnx")
+    (snapshot / "real.onnx").rename(snapshot.parents[1] / "blobs" / "cafe")
+    (snapshot / "m.onnx").symlink_to("../../blobs/cafe")
+    x = np.ones(2, np.float32)
+    assert monograph.load(snapshot / "m.onnx").run({"x": x})[0].tolist() == [1, 2]
+
+
+def test_other_links_of_a_hubs_cache(snapshot: Path):
+    tree = snapshot.parents[1]
+    (tree / "refs").mkdir()
+    for path in (tree / "refs" / "main", tree.parent / "other.bin", tree / "blobs" / "real"):
+        path.write_bytes(DATA.tobytes())
+    (tree.parent / "models--evil--name" / "blobs").mkdir(parents=True)
+    (tree.parent / "models--evil--name" / "blobs" / "x").write_bytes(DATA.tobytes())
+    (tree / "blobs" / "away").symlink_to("../../other.bin")
+    os.link(tree / "blobs" / "real", tree / "blobs" / "hard")
+    links = (
+        "refs/main", "../other.bin", "../models--evil--name/blobs/x", "blobs/away", "blobs/hard",
+    )  # fmt: skip
+    for number, target in enumerate(links):
+        (snapshot / f"{number}.bin").symlink_to(f"../../{target}")
+        with refused("'w'", f"{number}.bin"):
+            read_tensor(external(f"{number}.bin"), snapshot)
+
+
+def test_a_snapshot_outside_of_a_hubs_cache(tmp_path: Path):
+    folder = tmp_path / "name" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    (tmp_path / "name" / "blobs").mkdir()
+    (tmp_path / "name" / "blobs" / "beef").write_bytes(DATA.tobytes())
+    (folder / "data.bin").symlink_to("../../blobs/beef")
+    with refused("'w'", "outside the model's directory"):
+        read_tensor(external("data.bin"), folder)
+
+
+def test_blobs_that_become_a_link_after_the_check(snapshot: Path, monkeypatch: pytest.MonkeyPatch):
+    from monograph.frontend import safe_open as module
+
+    check, tree = module._contained, snapshot.parents[1]
+
+    def swap(directory: Path, location: str, label: str) -> tuple[Path, tuple[str, ...]]:
+        found = check(directory, location, label)
+        (tree / "blobs").rename(tree / "moved")
+        (tree / "blobs").symlink_to("moved")
+        return found
+
+    monkeypatch.setattr(module, "_contained", swap)
+    with refused("'w'", "outside the model's directory"):
+        read_tensor(external("data.bin"), snapshot)
 
 
 def test_hard_links(home: Path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError, Message
 
-from monograph.errors import ModelError
+from monograph.errors import FeedError, ModelError, did_you_mean
 from monograph.frontend.onnx.contradictions import Contradictions, mend
 from monograph.frontend.onnx.fold import Account
 from monograph.frontend.onnx.formats import find_format
@@ -64,6 +64,22 @@ class ModelFile:
         # Cached functions refer to the old message and would keep it alive.
         self.__dict__.pop("functions", None)
         return found
+
+    def add_outputs(self, names: Iterable[str]) -> None:
+        """Make values of the main graph outputs too; raise a FeedError for other names."""
+        # Reading them replaces the message by a copy of our own.
+        known = {*self.initialisers, *(info.name for info in self.proto.graph.input)}
+        known |= {name for node in self.proto.graph.node for name in node.output if name}
+        wanted = dict.fromkeys(names)
+        if unknown := [name for name in wanted if name not in known]:
+            raise FeedError(
+                "the model has no such output, and no such value",
+                expected=[info.name for info in self.proto.graph.output],
+                given=unknown,
+                hint=did_you_mean(unknown, known),
+            )
+        for name in wanted:
+            self.proto.graph.output.add(name=name)
 
     def read_initialisers(self, graph: onnx.GraphProto, account: Account) -> dict[str, Literal]:
         """Read the initialisers of a graph, by name."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.errors import ModelError
+from monograph.frontend.safe_open import BLOBS, hub_tree
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 TOKENIZER = "tokenizer.json"
@@ -158,7 +159,9 @@ def _inside(folder: Path, name: str, file: Path) -> Path:
     """Return the file of that name in the folder; reject others, because the name is untrusted."""
     path = folder / name
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
+        real, base = path.resolve(), folder.resolve()
+        tree = hub_tree(base)
+        inside = real.is_relative_to(base) or (tree is not None and real.parent == tree / BLOBS)
     except (OSError, RuntimeError, ValueError):  # circular links, names that no file can have
         inside = False
     if not inside:

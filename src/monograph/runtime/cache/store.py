@@ -8,6 +8,7 @@ their own.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -54,6 +55,8 @@ class UnreadModel:
         """The directory of a model file; None for a model that is not a file."""
         self.digest: str | None = None
         """The SHA-256 of the file; None if there is no readable file."""
+        self.values: tuple[str, ...] = ()
+        """The values of the model that are outputs besides its own."""
         if isinstance(given, bytes):
             self.digest = hashlib.sha256(given).hexdigest()
         elif isinstance(given, (str, os.PathLike)):
@@ -71,7 +74,16 @@ class UnreadModel:
         # Lazy: a process that finds everything on disk never imports onnx.
         from monograph.frontend.onnx import read_model
 
-        return read_model(self.given, self.digest if self.directory is not None else None)
+        file = read_model(self.given, self.digest if self.directory is not None else None)
+        if self.values:
+            file.add_outputs(self.values)
+        return file
+
+    def with_values(self, names: tuple[str, ...]) -> UnreadModel:
+        """Return the same model with values as outputs besides its own."""
+        made = copy.copy(self)
+        made.values = names
+        return made
 
 
 def is_package(given: Given) -> bool:
@@ -155,6 +167,7 @@ class CacheStore:
             "format": str(FORMAT),
             "model": source.digest,
             "options": json.dumps(options, sort_keys=True),
+            **({"values": json.dumps(source.values)} if source.values else {}),
         }
         self._external: ExternalFiles | None = None
         """The external data files; None before they are known."""
