@@ -6,8 +6,8 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -202,6 +202,24 @@ def make_config(**options: Any) -> Config:
     if values.get("target") == "reference" and options.get("capture") is None:
         values.pop("capture", None)  # the reference does not launch
     return Config(**values)
+
+
+@contextmanager
+def cache_directory(path: str | None) -> Iterator[None]:
+    """Use a directory as the default of `cache_dir`; "" uses none, and None changes nothing.
+
+    Processes that are started meanwhile have the same default.
+    """
+    variable = _PREFIX + "CACHE_DIR"
+    before = os.environ.get(variable)
+    if path is not None:
+        os.environ[variable] = path
+    try:
+        yield
+    finally:
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
 
 
 def option_value(name: str, text: str) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cli.calls import call
+import monograph
+from tests.cli.calls import call, call_json
 from tests.report import models
 
 
@@ -123,3 +126,40 @@ def test_mistakes(linear: Path, tmp_path: Path):
     result = call("run", package)
     assert result.exit_code == 2
     assert "damaged" in result.stderr
+
+
+def test_several_sets_of_sizes(linear: Path, tmp_path: Path):
+    package = tmp_path / "several.mono"
+    found = call_json("compile", linear, "-o", package, "--dim", "N=1,4")
+    assert [s["x"][0] for s in found["sets"]] == [1, 4]
+    session = monograph.load(package)
+    assert [sizes["N"] for sizes in session.packaged_sizes] == [1, 4]
+    for rows in (4, 1):
+        given = {p.name: np.ones(_sized(p.shape, rows), np.float32) for p in session.inputs}
+        assert session.run(given)[0].shape[0] == rows
+    text = call("compile", linear, "-o", package, "--dim", "N=2,3,5").stdout
+    assert "[2, " in text
+    assert "[5, " in text
+
+
+def _sized(shape: Any, rows: int) -> list[int]:
+    return [d if isinstance(d, int) else rows for d in shape]
+
+
+def test_sizes_that_are_no_numbers(linear: Path, tmp_path: Path):
+    for given in ("N=1,", "N=1,x", "N=,"):
+        result = call("compile", linear, "-o", tmp_path / "m.mono", "--dim", given)
+        assert (result.exit_code, "must be" in result.stderr) == (2, True)
+
+
+def test_the_cache_is_chosen(linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path / "default"))
+    assert call("run", linear, "--target", "cpu", "--no-cache").exit_code == 0
+    assert not (tmp_path / "default").exists()
+    mine = tmp_path / "mine"
+    assert call("run", linear, "--target", "cpu", "--cache-dir", mine).exit_code == 0
+    assert any(mine.rglob("*"))
+    assert not (tmp_path / "default").exists()
+    assert os.environ["MONOGRAPH_CACHE_DIR"] == str(tmp_path / "default")
+    both = call("run", linear, "--cache-dir", mine, "--no-cache")
+    assert (both.exit_code, "not both" in both.stderr) == (2, True)

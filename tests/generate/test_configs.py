@@ -68,6 +68,18 @@ def test_a_decoder_in_a_folder_within(folder: Path) -> None:
     assert len(opened(folder).generate(PROMPT, 2)) == 2
 
 
+def test_a_decoder_in_a_hubs_cache(folder: Path, tmp_path: Path) -> None:
+    """The files of a snapshot are links to blobs of the same model."""
+    tree = tmp_path / "hub" / "models--owner--decoder"
+    (tree / "blobs").mkdir(parents=True)
+    snapshot = tree / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        shutil.copy(file, tree / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert opened(snapshot).generate(PROMPT, 2) == opened(folder).generate(PROMPT, 2)
+
+
 @pytest.mark.parametrize("name", [None, 5, "", ["model.onnx"]])
 def test_a_decoder_without_the_name_of_a_file(folder: Path, name: Any) -> None:
     changed(folder, lambda m: m["decoder"].update(filename=name))

@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 a check failed, 2 wrong usage or a wrong model.
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import math
@@ -16,11 +17,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast, get_type_hints
 
 import typer
 
+from monograph.cli.options import CacheDir, NoCache
+from monograph.config import cache_directory
 from monograph.errors import ConfigError, MonographError
 
 # Most modules import numpy and onnx, which takes a second. Commands import what they use, so that
@@ -111,6 +115,30 @@ def _number(option: str, name: str, text: str) -> float:
         except (ValueError, OverflowError):
             continue
     raise ConfigError(f"`{option} {name}` must be a number", expected="3, -1, 0.5, ...", given=text)
+
+
+def with_cache(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the options --cache-dir and --no-cache."""
+
+    @wraps(command)
+    def run(*, cache_dir: Path | None = None, no_cache: bool = False, **given: Any) -> None:
+        if no_cache and cache_dir is not None:
+            raise typer.BadParameter("give --cache-dir or --no-cache, not both")
+        chosen = "" if no_cache else None if cache_dir is None else str(cache_dir.absolute())
+        with cache_directory(chosen):
+            command(**given)
+
+    # Typer reads the parameters: those of the command with their types evaluated, and two more.
+    hints = get_type_hints(command, include_extras=True)
+    own = inspect.signature(command).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=kind, annotation=hints[p.name]) for p in own]
+    for name, type_, default in (("cache_dir", CacheDir, None), ("no_cache", NoCache, False)):
+        hints[name] = type_
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=type_))
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = hints
+    return run
 
 
 def note(line: str) -> None:

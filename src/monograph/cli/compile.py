@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -67,9 +68,10 @@ def compile_(
 ) -> None:
     """Compile a model ahead of time into a package, one file that loads without the model.
 
-    The package holds native code for one set of shapes, one instruction set and one number of
-    threads. `monograph.load`, `run` and `bench` take it instead of the model. Loading checks the
-    file, but it runs code: trust a package like a shared library.
+    The package holds native code for one instruction set and one number of threads, and for one set
+    of shapes or several: --dim batch=1,4 compiles for both sizes. `monograph.load`, `run` and
+    `bench` take it instead of the model. Loading checks the file, but it runs code: trust a package
+    like a shared library.
 
     With --target gpu:sm_90 (sm_80, gfx942, ...) the package holds the default kernels for GPUs of
     that architecture. With --target gpu it holds the kernels that are fastest on this machine's
@@ -77,7 +79,7 @@ def compile_(
 
     Examples:
 
-    monograph compile model.onnx -o model.mono --dim batch=4
+    monograph compile model.onnx -o model.mono --dim batch=1,4
 
     monograph compile model.onnx -o model.mono --target gpu:sm_90 --precision f16
     """
@@ -85,13 +87,26 @@ def compile_(
         from monograph.report.commands.compile import compile_model, show_compiled
 
         gpu = {"precision": precision, "tf32": tf32, "tune": tune}
-        request = make_request(
-            model, target, dim, None, inputs, 0, ranges=input_range, values=value, **gpu
-        )
+        requests = [
+            make_request(
+                model, target, sizes, None, inputs, 0, ranges=input_range, values=value, **gpu
+            )
+            for sizes in _sets_of(dim or [])
+        ]
         isa = {"cpu_isa": cpu_isa, "features": features}
         chosen = {name: value for name, value in isa.items() if value is not None}
-        found = compile_model(request, output, note, threads=threads, **chosen)
+        found = compile_model(requests, output, note, threads=threads, **chosen)
         show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))
+
+
+def _sets_of(dims: list[str]) -> list[list[str]]:
+    """Return the sets of sizes for `--dim` options, each of which may list several sizes."""
+    choices = []
+    for text in dims:
+        name, found, sizes = text.rpartition("=")
+        several = sizes.split(",") if found else []
+        choices.append([f"{name}={size}" for size in several] or [text])
+    return [list(chosen) for chosen in itertools.product(*choices)]
 
 
 TuneTarget = Annotated[str, typer.Option(metavar="gpu|gpu:N", help="The GPU to measure on.")]

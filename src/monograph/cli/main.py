@@ -23,6 +23,7 @@ from monograph.cli.common import (
     print_failure,
     reporting,
     show,
+    with_cache,
     writing,
 )
 from monograph.cli.compile import compile_, tune
@@ -166,6 +167,7 @@ def inspect(
 
 
 @app.command()
+@with_cache
 def run(
     model: Runnable,
     target: Target = None,
@@ -286,6 +288,7 @@ def _explain(
 
 
 @app.command()
+@with_cache
 def bench(
     model: Benched,
     target: Target = None,
@@ -343,11 +346,11 @@ def bench(
         show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
 
 
-app.command()(verify)
-app.command()(profile)
-app.command("compile")(compile_)
-app.command()(tune)
-app.command()(generate)
+app.command()(with_cache(verify))
+app.command()(with_cache(profile))
+app.command("compile")(with_cache(compile_))
+app.command()(with_cache(tune))
+app.command()(with_cache(generate))
 
 
 def main() -> None:

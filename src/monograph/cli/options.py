@@ -78,6 +78,17 @@ LaunchedOn = Annotated[
         "--target", metavar="cpu|gpu", help="Also show the launches of a run on this target."
     ),
 ]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The folder that keeps compiled models between processes.",
+        show_default="~/.cache/monograph",
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Compile everything, and keep nothing on disk.")
+]
 Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=SIZE", help="The size of an open dimension; repeatable."),

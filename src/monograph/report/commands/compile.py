@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from monograph.config import Config
 from monograph.errors import ConfigError
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising, check_folder
 from monograph.report.render.console import table
 from monograph.report.render.tables import count_text
 from monograph.runtime.cache.store import is_package
 from monograph.runtime.progress import until_ready
+from monograph.session import Session
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Compiled:
     """A written package."""
 
     path: Path
-    shapes: dict[str, tuple[int, ...]]
+    sets: list[dict[str, tuple[int, ...]]]
+    """The shapes of inputs, for each set of sizes."""
     kernels: int
     threads: int
     """The number of threads; 0 for a GPU."""
@@ -36,7 +40,8 @@ class Compiled:
     def as_json(self) -> dict[str, Any]:
         return {
             "output": str(self.path),
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "shapes": {name: list(shape) for name, shape in self.sets[0].items()},
+            "sets": [{name: list(shape) for name, shape in s.items()} for s in self.sets],
             "kernels": self.kernels,
             **({"arch": self.arch} if self.arch else {"threads": self.threads}),
             "bytes": self.nbytes,
@@ -45,43 +50,59 @@ class Compiled:
         }
 
 
-def compile_model(request: RunRequest, output: Path, note: Notes, **options: Any) -> Compiled:
-    """Compile a model for the shapes of a request, and write a package."""
+def compile_model(
+    requests: Sequence[RunRequest], output: Path, note: Notes, **options: Any
+) -> Compiled:
+    """Compile a model for the shapes of requests that differ in sizes only; write a package."""
+    first = requests[0]
     if output.suffix != ".mono":
         raise ConfigError(
             "a package must be a .mono file", given=output, hint=f"name it {output}.mono"
         )
-    if is_package(request.model):
+    if is_package(first.model):
         raise ConfigError(
             "`compile` needs a model, not a package",
-            given=str(request.model),
+            given=str(first.model),
             hint="compile the model that it was made from",
         )
     check_folder(output)  # before minutes of compilation, not after
     started = time.perf_counter()
-    session = request.load(**options)
+    session = _open(requests, options)
     if session.config.target == "reference":
         raise ConfigError("`compile` needs a target that compiles", expected="cpu | gpu")
-    made = request.inputs(session, about_sizes(note))
-    feeds = made.feeds
-    with advising(made):
-        executable = session.executable(feeds)
+    sets, executables = [], []
+    for request in requests:
+        # The inputs of one set of sizes are drawn for a session with these sizes.
+        own = session if len(requests) == 1 else request.load(**options)
+        made = request.inputs(own, about_sizes(note))
+        with advising(made):
+            executables.append(session.executable(made.feeds))
+        sets.append({name: x.shape for name, x in made.feeds.items()})
     session.save(output)
     return Compiled(
         output,
-        {name: x.shape for name, x in feeds.items()},
-        executable.kernels,
-        0 if session.config.on_gpu else executable.threads,
+        sets,
+        executables[0].kernels,
+        0 if session.config.on_gpu else max(e.threads for e in executables),
         session.arch,
         output.stat().st_size,
         time.perf_counter() - started,
-        bool(session.stats["from_disk"]),
+        session.stats["from_disk"] == len(sets),
     )
+
+
+def _open(requests: Sequence[RunRequest], options: Mapping[str, Any]) -> Session:
+    """Load the model with the sizes that all requests share."""
+    sizes = [set((request.dims or {}).items()) for request in requests]
+    shared = dict(set.intersection(*sizes))
+    kept = {"max_cached_shapes": len(requests)} if len(requests) > Config.max_cached_shapes else {}
+    return replace(requests[0], dims=shared).load(**options, **kept)
 
 
 def show_compiled(out: Console, model: str, found: Compiled) -> None:
     """Print the kernels, shapes and size of the package."""
-    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in found.shapes.items())
+    listed = [", ".join(f"{name} {list(shape)}" for name, shape in s.items()) for s in found.sets]
+    shapes = "; ".join(listed)
     origin = "found in the cache" if found.from_disk else "compiled"
     where = found.arch or count_text(found.threads, "thread")
     out.print(
