@@ -258,6 +258,19 @@ def test_a_batch_does_not_break_up_a_join_of_different_widths(same: bool) -> Non
     check_cpu(optimise(before))
 
 
+def test_keys_of_all_layers_stay_with_the_queries_of_their_own() -> None:
+    """Keys leave the model in every layer: they may wait, but a wide layer has them for nothing."""
+    x = value("f32[1, 16]")
+    ends = []
+    for _ in range(3):
+        h = RmsNorm((1,))(x, weight(16))
+        ends += [Dot()(h, weight(16, 4)) for _ in range(2)]
+        x = Add()(x, Dot()(Dot()(h, weight(16, 16)), weight(16, 16)))
+    for cost in (CPU_COST, GPU_COST):
+        after, _ = fuse(graph_of(x, *ends), cost=cost)
+        assert count(after, "dot", "concat") == [6, 0]
+
+
 @pytest.mark.parametrize("widths", [(8, 8, 8), (8, 4, 6)])
 def test_projections_with_different_epilogues_are_one_kernel(widths: Sequence[int]) -> None:
     x = value("f32[3, 16]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monograph.ir import Array, Graph, Input, Value, constant, known
+from monograph.ops.composite import RmsNorm
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat, Unsqueeze
@@ -25,7 +27,7 @@ from monograph.passes.horizontal.layers import (
 )
 from monograph.passes.horizontal.stackings import AlongAxis, NewAxis, column_stacking
 from monograph.passes.horizontal.weights import are_constant, stack_weights
-from monograph.rewrite import Work
+from monograph.rewrite import CostModel, Work
 
 
 @dataclass(frozen=True)
@@ -196,16 +198,8 @@ class _Plans:
         Others differ in their widths. Layers behind a wide one read its parts through views.
         """
         first = layers[0]
-        if not isinstance(first.op, Dot) or not joins_columns(first):
-            return False
-        kind = wide_kind(first)
-        others = [
-            v
-            for v in self.towers.users[first.inputs[0]]
-            if is_layer(v) and v not in self.lifter.place
-            if joins_columns(v) and wide_kind(v) == kind and layer_kind(v) != layer_kind(first)
-        ]
-        if not others:
+        others = self._beside(first)
+        if not others or not isinstance(first.op, Dot):
             return False
         seconds, every = self.environment.cost.seconds, [*layers, *others]
         mixed = len({self.towers.chains[v][0].between for v in layers}) > 1
@@ -218,6 +212,25 @@ class _Plans:
         extra = min(map(seconds, epilogues)) if blend.flops else 0.0
         wide = seconds(Work(joined, 0, once + made + more)) + extra
         return wide < batched + seconds(Work(1, 0, once + more))
+
+    def _beside(self, layer: Value) -> list[Value]:
+        """The layers of other widths that shared-input fusion joins with a layer."""
+        if not joins_columns(layer) or (isinstance(layer.op, Conv) and layer.op.groups != 1):
+            return []
+        own, kind = layer_kind(layer), wide_kind(layer)
+        readers = self.towers.users[layer.inputs[0]]
+        found = (v for v in readers if v.inputs[0] is layer.inputs[0] and is_layer(v))
+        return [
+            v
+            for v in found
+            if v not in self.lifter.place and wide_kind(v) == kind and layer_kind(v) != own
+        ]
+
+    def _joined_anyway(self, layers: list[Value]) -> int:
+        """The launches that shared-input fusion saves if the layers are left to it."""
+        by_input = _grouped(layers, lambda v: v.inputs[0])
+        alone = sum(not self._beside(first) for first, *_ in by_input)
+        return len(layers) - alone if joins_columns(layers[0]) else 0
 
     def _seconds(self, layers: list[Value], shared: bool, most: int) -> tuple[float, float, float]:
         """Estimates for the layers as one batch, as one wide layer, and apart.
@@ -234,7 +247,11 @@ class _Plans:
         read = sum(v.inputs[0].tensor.nbytes for v in layers)
         once = layers[0].inputs[0].tensor.nbytes
         made = sum(v.tensor.nbytes for v in layers)
-        join = Work(0, 0, 0) if shared else Work(_copies(layers), 0, 2 * read)
+        join = Work(0, 0, 0)
+        if not shared:
+            join = Work(_copies(layers, self.environment.cost), 0, 2 * read)
+        if not shared or len(layers) == 1:
+            each -= self._joined_anyway(layers)
         batched = seconds(Work(joined, 0, read + made) + join) + seconds(Work(0, blend.flops, 0))
         apart = seconds(Work(each, 0, read + made))
         wide = float("inf")
@@ -256,13 +273,16 @@ def _grouped(layers: list[Value], key: Callable[[Value], object]) -> list[list[V
     return [*found.values()]
 
 
-def _copies(layers: list[Value]) -> int:
+def _copies(layers: list[Value], cost: CostModel) -> int:
     """The kernels that bring inputs together: one for inputs of the graph, one for each repetition.
 
-    Other values are written where the stack has them.
+    Other values are written where the stack has them. A norm that the kernel of a product computes
+    itself needs a kernel of its own.
     """
     inputs = dict.fromkeys(v.inputs[0] for v in layers)
-    return any(isinstance(v.op, Input) for v in inputs) + len(layers) - len(inputs)
+    rows = math.prod(layers[0].tensor.static[:-1])
+    norms = sum(isinstance(v.op, RmsNorm) for v in inputs) if rows <= cost.rows_normalised else 0
+    return any(isinstance(v.op, Input) for v in inputs) + len(layers) - len(inputs) + norms
 
 
 def _seed(layers: list[Value]) -> tuple[Family | None, Family]:
