@@ -371,8 +371,47 @@ def test_a_stop_text_may_be_spelled_as_it_is_read(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
     assert opened(folder, stop=" pro").stop_tokens == (1,)
     assert opened(folder, stop="▁pro").stop_tokens == (1,)
-    for text in ("no", " pro pro", ""):
+    for text in ("no", " pro pro"):
+        assert opened(folder, stop=[text, 3]).stop_texts == (text,)
+        assert opened(folder, stop=[text, 3]).stop_tokens == (3,)
+    for text in ("", "\ud800"):
         refused(folder, ConfigError, "no such stop token", stop=text)
+
+
+def words(folder: Path) -> None:
+    """Give a decoder a tokenizer whose tokens are the words w0, w1, ..."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({f"w{i}": i for i in range(512)}, "w0")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+
+
+def test_a_text_of_several_tokens_ends_a_sequence(folder: Path) -> None:
+    words(folder)
+    g = opened(folder)
+    prompt = " ".join(f"w{t}" for t in PROMPT)
+    whole = g.generate(PROMPT, 8)
+    stop = f"w{whole[3]} w{whole[4]}"
+    at = next(i for i in range(1, 8) if whole[i - 1 : i + 1] == whole[3:5])
+    assert g.generate(PROMPT, 8, stop=stop) == whole[: at + 1]
+    assert g.finish_reason() == "stop"
+    before = " ".join(f"w{t}" for t in whole[: at - 1])
+    assert g.generate(prompt, 8, stop=stop).strip() == before
+    assert "".join(g.stream(prompt, 8, stop=[stop])).strip() == before
+    assert list(g.stream(PROMPT, 8, stop=stop)) == whole[: at + 1]
+    # Of two sequences each ends by itself.
+    both = g.generate([PROMPT, PROMPT[:1]], 8, stop=stop)
+    assert both[0] == whole[: at + 1]
+    assert g.generate(PROMPT, 8) == whole  # the override is over
+    assert g.generate(PROMPT, 8, stop=f"w{whole[4]} w{whole[3]} never") == whole
+
+
+def test_one_launch_refuses_texts_of_several_tokens(folder: Path) -> None:
+    words(folder)
+    with pytest.raises(ConfigError, match="stop tokens only"):
+        opened(folder).generate(PROMPT, 3, stop="w1 w2", one_launch=True)
+    assert len(opened(folder).generate(PROMPT, 3, stop="w1", one_launch=True)) <= 3
 
 
 def test_check_refuses_what_generate_would_and_runs_nothing(built: Path) -> None:

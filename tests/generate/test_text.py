@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from monograph.generate.text import Text, TextStream
+from monograph.generate.text import StopFilter, Text, TextStream, until_stop
 
 
 class _Bytes(Text):
@@ -70,3 +70,23 @@ def test_a_token_is_decoded_behind_a_few_others_not_all() -> None:
     stream = TextStream(text)
     assert "".join(stream.put(t) for t in tokens) == bytes(tokens).decode()
     assert text.decoded <= 12 * len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown", "rest"),
+    [
+        (["ab", "cd"], ["ab", "cd"], ""),
+        (["a#", "#b"], ["a", ""], ""),
+        (["a#", "b"], ["a", "#b"], ""),
+        (["a###"], ["a"], ""),
+        (["#"], [""], "#"),
+        (["x", "EN", "D", "more"], ["x", "", "", ""], ""),
+        (["E#", "#"], ["E", ""], ""),
+        (["EENDE"], ["E"], ""),
+    ],
+)
+def test_text_up_to_a_stop_text(pieces: list[str], shown: list[str], rest: str) -> None:
+    stream = StopFilter(["##", "END"])
+    assert [stream.put(piece) for piece in pieces] == shown
+    assert stream.end() == rest
+    assert until_stop("".join(pieces), ["##", "END"]) == "".join(shown) + rest

@@ -97,7 +97,7 @@ Seed = Annotated[
 Stop = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="TOKEN", help="A token that ends the generation, as id or text; repeatable."
+        metavar="TOKEN", help="A token's id, or a text, that ends the generation; repeatable."
     ),
 ]
 OneLaunch = Annotated[

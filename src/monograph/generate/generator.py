@@ -11,15 +11,23 @@ from typing import Any, NoReturn
 import numpy as np
 
 from monograph.config import make_config
-from monograph.errors import ExecutionError, FeedError
+from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.generate.discover.folder import find_decoder
 from monograph.generate.engine.engine import Engine
 from monograph.generate.engine.sequences import Prompt, Sequences, alone, alone_in_each
-from monograph.generate.prompts import changed, choose_length, first, flag, integer, texts_in
+from monograph.generate.prompts import (
+    StopTokens,
+    changed,
+    choose_length,
+    first,
+    flag,
+    integer,
+    texts_in,
+)
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.generate.rewrite.step import most_positions
 from monograph.generate.stats import Timing
-from monograph.generate.text import TextStream
+from monograph.generate.text import StopFilter, TextStream, until_stop
 from monograph.runtime.progress import Progress, check_progress
 from monograph.session import Session
 
@@ -34,7 +42,7 @@ class Generator(Sequences):
     target: the target, as for `monograph.load`.
     max_length: the most tokens of a sequence, prompt included; the cache has this size from the
         start. Default: the decoder's context, but at most 2048.
-    stop: tokens that end a sequence: ids, or texts of single tokens. Default: those of the
+    stop: what ends a sequence: ids, or texts of one or several tokens. Default: those of the
         decoder's configuration.
     temperature, top_k, top_p, repetition_penalty, seed: the sampling; without a temperature the
         most likely token. The same seed gives the same tokens, on every target up to rounding.
@@ -109,6 +117,11 @@ class Generator(Sequences):
         return self._settings.context
 
     @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts of several tokens that end a sequence."""
+        return self._stop.texts
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The tokens that end a sequence."""
         return self._stop
@@ -136,7 +149,8 @@ class Generator(Sequences):
         found = found or [[] for _ in self._rows]
         if texts is None:
             return found if np.ndim(first(prompt)) else found[0]
-        made = [self.tokenizer.decode([t for t in row if t not in stop]) for row in found]
+        whole = [self.tokenizer.decode([t for t in row if t not in stop]) for row in found]
+        made = [until_stop(text, stop.texts) for text in whole]
         return made[0] if isinstance(prompt, str) else made
 
     @alone
@@ -159,14 +173,22 @@ class Generator(Sequences):
 
     def _agreed(
         self, prompt: Prompt, overrides: Mapping[str, Any]
-    ) -> tuple[list[list[int]], tuple[int, ...], Sampling]:
+    ) -> tuple[list[list[int]], StopTokens, Sampling]:
         """Return the ids of valid prompts, the stop tokens and the sampling of this call."""
         rows = self._checked(prompt)
         own = {n: x for n, x in overrides.items() if n not in ("stop", "one_launch")}
         sampling = changed(self._defaults[1], own)
-        flag("one_launch", overrides.get("one_launch", False))
+        at_once = flag("one_launch", overrides.get("one_launch", False))
         self._check_room([[] for _ in rows], rows)
-        return rows, self._ending(overrides), sampling
+        ending = self._ending(overrides)
+        if at_once and ending.texts:
+            raise ConfigError(
+                "one launch ends sequences at stop tokens only",
+                expected="ids, or texts of single tokens",
+                given=", ".join(map(repr, ending.texts)),
+                hint="leave one_launch out: the host looks for texts of several tokens",
+            )
+        return rows, ending, sampling
 
     def stream(
         self, prompt: Prompt, max_new_tokens: int | None = None, **overrides: Any
@@ -178,13 +200,14 @@ class Generator(Sequences):
         texts, stop = texts_in(prompt), self._ending(overrides)
         overrides["stop"] = stop  # the argument may be an iterator, which is read once
         stream = None if texts is None else TextStream(self.tokenizer)
+        ending = StopFilter(stop.texts)
         with closing(self._continued(prompt, max_new_tokens, overrides, most=1)) as tokens:
             for new in alone_in_each(tokens, self._guard):
                 if stream is None:
                     yield new[0]
-                elif new[0] not in stop and (text := stream.put(new[0])):
+                elif new[0] not in stop and (text := ending.put(stream.put(new[0]))):
                     yield text
-        if stream is not None and (rest := stream.end()):
+        if stream is not None and (rest := ending.put(stream.end()) + ending.end()):
             yield rest
 
     def _at_once(self, turns: int) -> Iterator[list[int | Any]]:
@@ -262,7 +285,7 @@ class Generator(Sequences):
             made += 1
             yield [row[-1] if on else None for row, on in zip(self._rows, active, strict=True)]
 
-    def _ending(self, overrides: Mapping[str, Any]) -> tuple[int, ...]:
+    def _ending(self, overrides: Mapping[str, Any]) -> StopTokens:
         """Return the stop tokens of this call."""
         given = overrides.get("stop")
         return self._defaults[0] if given is None else self._stops(given)

@@ -10,6 +10,7 @@ import numpy as np
 
 from monograph.errors import ConfigError, FeedError
 from monograph.generate.rewrite.sampling import Sampling
+from monograph.generate.text import is_unicode
 
 DEFAULT_LENGTH = 2048
 """The default maximum length, unless the context is shorter."""
@@ -173,32 +174,42 @@ def stops_in(given: Any) -> list[Any]:
             raise TypeError
         return list(given)
     except TypeError:
-        raise ConfigError(
-            "stop tokens must be ids, or texts of single tokens", given=repr(given)[:80]
-        ) from None
+        raise ConfigError("stop tokens must be ids or texts", given=repr(given)[:80]) from None
 
 
-def stop_ids(
-    given: list[Any], found: list[Any], vocabulary: int, source: str = ""
-) -> tuple[int, ...]:
-    """Return the ids of stop tokens, given as ids or texts (`found` has the ids of texts).
+class StopTokens(tuple[int, ...]):
+    """The ids of tokens that end a sequence, and texts of several tokens that end it too."""
+
+    texts: tuple[str, ...]
+
+    def __new__(cls, ids: Iterable[int], texts: Iterable[str] = ()) -> StopTokens:
+        made = super().__new__(cls, ids)
+        made.texts = tuple(texts)
+        return made
+
+
+def stop_ids(given: list[Any], found: list[Any], vocabulary: int, source: str = "") -> StopTokens:
+    """Return stop tokens, given as ids or texts (`found` has the ids of texts, None for others).
 
     source: the file that lists them, unless the caller gave them.
     """
-    made = []
+    made, texts = [], []
     for stop, token in zip(given, found, strict=True):
+        if token is None and isinstance(stop, str) and stop and is_unicode(stop):
+            texts.append(stop)
+            continue
         # A negative number is no id; `integer` raises the error for other types.
         negative = isinstance(token, (int, np.integer)) and token < 0
         if token is None or negative or integer("stop", token) >= vocabulary:
             raise ConfigError(
                 "no such stop token",
-                expected="the text of a single token"
+                expected="a text of at least one character"
                 if isinstance(stop, str)
                 else f"an id in 0..{vocabulary - 1}",
                 given=f"{stop!r} in {source}" if source else repr(stop),
             )
         made.append(integer("stop", token))
-    return tuple(made)
+    return StopTokens(made, texts)
 
 
 LEAST_BUCKET, MOST_BUCKET = 16, 512

@@ -43,7 +43,7 @@ class Text:
             raise ModelError(f"the tokenizer cannot be read: {e}", given=str(path)) from e
 
     def encode(self, text: str) -> list[int]:
-        if not _is_unicode(text):
+        if not is_unicode(text):
             raise FeedError("a prompt must be valid UTF-8 text", given=ascii(text)[:80])
         return list(self._made.encode(text).ids)
 
@@ -56,7 +56,7 @@ class Text:
         A vocabulary may spell texts in its own way (a space as another character): then the
         encoding of the text counts.
         """
-        if not _is_unicode(text):
+        if not is_unicode(text):
             return None
         found: int | None = self._made.token_to_id(text)
         if found is not None:
@@ -65,7 +65,7 @@ class Text:
         return ids[0] if len(ids) == 1 and self.decode(ids).strip() == text.strip() else None
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Return True if text has no lone surrogates, which Python makes of invalid bytes."""
     try:
         text.encode()
@@ -111,3 +111,42 @@ class TextStream:
             self._tokens, self._ends = self._tokens[first:], [e - first for e in self._ends[1:]]
             self._before = self._text.decode(self._tokens)
         return new
+
+
+class StopFilter:
+    """Text up to the first of some stop texts, which come in pieces.
+
+    What may be the beginning of a stop text is held until the next piece.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.ended = False
+        """True after a stop text."""
+
+    def put(self, piece: str) -> str:
+        """Return the text that a piece adds."""
+        if self.ended:
+            return ""
+        self._held += piece
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self.ended = bool(found)
+        shown = self._held[: min(found) if found else len(self._held) - self._begun()]
+        self._held = self._held[len(shown) :]
+        return shown
+
+    def end(self) -> str:
+        """Return the text that was held."""
+        return "" if self.ended else self._held
+
+    def _begun(self) -> int:
+        """Return how many characters at the end may be the beginning of a stop text."""
+        parts = (stop[:n] for stop in self._stops for n in range(1, len(stop)))
+        return max((len(part) for part in parts if self._held.endswith(part)), default=0)
+
+
+def until_stop(text: str, stops: Sequence[str]) -> str:
+    """Return a text up to the first of some stop texts."""
+    stream = StopFilter(stops)
+    return stream.put(text) + stream.end()

@@ -13,6 +13,7 @@ from monograph.errors import ExecutionError, FeedError
 from monograph.generate.discover.folder import Settings
 from monograph.generate.engine.engine import Engine
 from monograph.generate.prompts import (
+    StopTokens,
     check_ids,
     check_room,
     ids_in,
@@ -23,7 +24,7 @@ from monograph.generate.prompts import (
     texts_in,
 )
 from monograph.generate.rewrite.sampling import Sampling
-from monograph.generate.text import Text
+from monograph.generate.text import StopFilter, Text, TextStream
 from monograph.ir import Array
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -102,6 +103,8 @@ class Sequences:
         self._rows: list[list[int]] = []
         self._position = np.zeros(0, np.int64)
         self._done: list[bool] = []
+        self._endings: dict[int, tuple[TextStream, StopFilter]] = {}
+        """The search for stop texts in the tokens that were generated, by sequence."""
         self._chosen: Array | None = None
         self._latest = np.zeros(0, np.int64)
         self._prompt_length = 0
@@ -146,7 +149,7 @@ class Sequences:
         if not self._rows:
             self._engine.start(len(rows), self._sampling)
             self._position = np.zeros(len(rows), np.int64)
-            self._rows, self._done = old, [False] * len(rows)
+            self._rows, self._done, self._endings = old, [False] * len(rows), {}
         for have, more in zip(self._rows, rows, strict=True):
             have.extend(more)
         self._prompt_length = len(self._rows[0])
@@ -182,8 +185,18 @@ class Sequences:
             if not self._done[b]:
                 row.append(int(chosen[b]))
                 self._engine.logits.drop(b)
-                self._done[b] = row[-1] in self._stop
+                self._done[b] = row[-1] in self._stop or self._ends_by_text(b)
         self._latest = np.array([row[-1] for row in self._rows], np.int64)
+
+    def _ends_by_text(self, index: int) -> bool:
+        """Return True if the last token of a sequence completes a stop text."""
+        if not self._stop.texts:
+            return False
+        if index not in self._endings:
+            self._endings[index] = TextStream(self._tokenizer()), StopFilter(self._stop.texts)
+        stream, ending = self._endings[index]
+        ending.put(stream.put(self._rows[index][-1]))
+        return ending.ended
 
     def is_done(self) -> bool:
         """Return True if every sequence ended with a stop token, or one has no more room."""
@@ -257,7 +270,7 @@ class Sequences:
 
     def _changed(self) -> None:
         """Drop the generated tokens, and mark no sequence as done."""
-        self._done = [False] * len(self._rows)
+        self._done, self._endings = [False] * len(self._rows), {}
         self._chosen, self._latest = None, np.zeros(0, np.int64)
         self._changes += 1
         self._engine.forget()
@@ -339,8 +352,10 @@ class Sequences:
         check_ids(rows, self.vocabulary)
         return rows
 
-    def _stops(self, given: Iterable[int | str] | int | str, source: str = "") -> tuple[int, ...]:
-        """Return stop tokens as ids; `source` is the file that lists them, if any."""
+    def _stops(self, given: Iterable[int | str] | int | str, source: str = "") -> StopTokens:
+        """Return stop tokens; `source` is the file that lists them, if any."""
+        if isinstance(given, StopTokens):
+            return given
         several = stops_in(given)
         found = [
             self._tokenizer(instead="give stop tokens as ids").token(stop)
