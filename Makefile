@@ -119,7 +119,7 @@ clean: ## Remove .venv, caches and builds
 	rm -rf $(VENV) $(GPU_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
-$(DEMO): scripts/demo_model.py $(STAMP)
+$(DEMO): scripts/demo_model.py src/monograph/report/demo_model.py $(STAMP)
 	@mkdir -p $(@D)
 	$(BIN)/python scripts/demo_model.py $@
 

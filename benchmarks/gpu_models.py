@@ -21,7 +21,7 @@ BLOCK = 1 << 22
 
 def yolov10n(path: Path) -> None:
     """The detector that `make demo` builds."""
-    from scripts import demo_model
+    from monograph.report import demo_model
 
     onnx.save(demo_model.build(), path)
 

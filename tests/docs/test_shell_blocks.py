@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from monograph.cli.main import app
 from tests.docs.pages import PAGES, ROOT, Block, blocks, is_missing
 
-COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PROGRAM: Any = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = PROGRAM.commands
 GUIDES = [page for page in PAGES if page.name != "CHANGELOG.md"]
 SHELL = [b for page in GUIDES for b in blocks(page, "sh")]
 _INLINE = re.compile(r"`(monograph [a-z][^`]*)`", re.DOTALL)
@@ -46,8 +47,9 @@ def test_commands_and_options_exist(page: Path) -> None:
         words = _words(command)
         if words[0] == "COMMAND":
             continue
-        assert words[0] in COMMANDS, f"{page.name}: {command}"
-        parameters = COMMANDS[words[0]].params
+        of_program = words[0].startswith("-")
+        assert of_program or words[0] in COMMANDS, f"{page.name}: {command}"
+        parameters = (PROGRAM if of_program else COMMANDS[words[0]]).params
         known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
         given = {w.split("=")[0] for w in words if re.match(r"--?[a-z]", w)}
         assert given <= known, f"{page.name}: {command} has no {given - known}"

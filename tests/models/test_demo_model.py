@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import onnxruntime
-from scripts import demo_model
 
 import monograph
+from monograph.report import demo_model
 from monograph.runtime.numerics.compare import compare, match_rows
 from monograph.runtime.numerics.tolerance import derive
 

@@ -27,6 +27,7 @@ from monograph.cli.common import (
     writing,
 )
 from monograph.cli.compile import compile_, tune
+from monograph.cli.demo import demo, doctor
 from monograph.cli.generate import BenchLength, Positions, bench_folder, generate, refuse_options
 from monograph.cli.options import (
     After,
@@ -98,9 +99,8 @@ app = typer.Typer(
     cls=_Group,
     name="monograph",
     help="Run ONNX models, show their content, and check their results.",
-    epilog="Start with:  monograph inspect model.onnx",
+    epilog="Start with:  monograph demo,  or  monograph inspect model.onnx",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -351,6 +351,8 @@ app.command()(with_cache(profile))
 app.command("compile")(with_cache(compile_))
 app.command()(with_cache(tune))
 app.command()(with_cache(generate))
+app.command()(with_cache(demo))
+app.command()(with_cache(doctor))
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +30,17 @@ Debug = Annotated[
     bool,
     typer.Option("--debug", envvar=DEBUG_VARIABLE, help="Show the Python traceback of an error."),
 ]
+
+
+def _completing(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return the function that a shell asks for the values of an option."""
+    return lambda incomplete: [name for name in known if name.startswith(incomplete)]
+
+
 Target = Annotated[
     str | None,
     typer.Option(
+        autocompletion=_completing(TARGETS),
         help=f"The target to run on: {', '.join(TARGETS)}; gpu:1 is the second GPU,"
         " gpu:interpreter needs no GPU and is slow.",
         show_default="cpu",
@@ -45,6 +54,7 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(PRECISIONS),
+        autocompletion=_completing(PRECISIONS),
         help="The precision of f32 models on a GPU; sums and norms stay in f32.",
         show_default="f32",
     ),
@@ -60,6 +70,7 @@ Tune = Annotated[
     typer.Option(
         "--tune",
         metavar="|".join(TUNING),
+        autocompletion=_completing(TUNING),
         help="The GPU kernels to measure: none, the promising candidates, or all.",
         show_default="fast",
     ),
@@ -68,6 +79,7 @@ Capture = Annotated[
     str | None,
     typer.Option(
         metavar="|".join(CAPTURE),
+        autocompletion=_completing(CAPTURE),
         help="Replay GPU runs as one captured graph: if possible, never, or fail without.",
         show_default="auto",
     ),

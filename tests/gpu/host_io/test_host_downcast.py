@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.module.features import TABLE, _usable
+from monograph.codegen.llvm.module.features import TABLE, usable_features
 from monograph.ir import DType
 from monograph.ir.dtype import bf16, f16
 from monograph.runtime.cpu.native import NativeCode, compile_module
@@ -25,7 +25,7 @@ from monograph.runtime.gpu.host_io.overlapped_upload import (
 from tests.gpu.host_io.test_overlapped_upload import LAUNCH
 
 HALVES = (f16, bf16)
-KINDS = [(name, kind) for name in _usable() for kind in HALVES]
+KINDS = [(name, kind) for name in usable_features() for kind in HALVES]
 KINDS = [(n, k) for n, k in KINDS if k == bf16 or TABLE[n].converts_half]
 ROUNDED = [kind for kind in HALVES if can_narrow(kind)]
 SIZES = [0, 1, 3, 63, 64, 65, 127, 1000]

@@ -32,7 +32,7 @@ def show_inspection(out: Console, path: str, found: Inspection) -> None:
     )
     out.print(
         f"{found.nodes:,} nodes, {found.functions:,} functions,"
-        f" {found.parameters:,} parameters, {_bytes(found.bytes)}"
+        f" {found.parameters:,} parameters, {bytes_text(found.bytes)}"
     )
     out.print(_ports("inputs", found.inputs))
     out.print(_ports("outputs", found.outputs))
@@ -44,7 +44,7 @@ def show_inspection(out: Console, path: str, found: Inspection) -> None:
     if found.weights:
         rows = table("weights", "dtype", "tensors", "elements", "size", right=(1, 2, 3))
         for w in found.weights:
-            rows.add_row(w.dtype, f"{w.tensors:,}", f"{w.elements:,}", _bytes(w.bytes))
+            rows.add_row(w.dtype, f"{w.tensors:,}", f"{w.elements:,}", bytes_text(w.bytes))
         out.print(rows)
     histograms = [_histogram("ONNX ops", found.ops)]
     if found.canonical is not None:
@@ -321,7 +321,8 @@ def seconds_text(s: float) -> str:
     return f"{s:.2f} s" if s >= 1 else f"{s * 1000:.1f} ms"
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """Return a number of bytes in a readable unit."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

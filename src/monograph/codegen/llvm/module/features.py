@@ -142,7 +142,7 @@ _NEEDS = {
 
 
 @cache
-def _usable() -> tuple[str, ...]:
+def usable_features() -> tuple[str, ...]:
     """Return the entries of the table that this host has, the widest first."""
     llvm.initialize_native_target()
     try:
@@ -155,7 +155,7 @@ def _usable() -> tuple[str, ...]:
 
 def host_features() -> Features:
     """The widest entry of the table that this host has."""
-    return TABLE[_usable()[0]]
+    return TABLE[usable_features()[0]]
 
 
 def choose_features(name: str = "") -> Features:
@@ -164,10 +164,10 @@ def choose_features(name: str = "") -> Features:
         return host_features()
     if name not in TABLE:
         raise ConfigError("no such instruction set", expected=" | ".join(TABLE), given=name)
-    if name not in _usable():
+    if name not in usable_features():
         raise ConfigError(
             "the host does not have these instructions",
-            expected=" | ".join(_usable()),
+            expected=" | ".join(usable_features()),
             given=name,
         )
     return TABLE[name]

@@ -1,0 +1,116 @@
+"""The command `monograph demo`: a detector is built, run, verified and timed; a report is written.
+
+It needs nothing but the package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from rich.console import Console
+
+import monograph
+from monograph.report import demo_model
+from monograph.report.commands.bench import ONNXRUNTIME, Bench, bench_model, show_bench
+from monograph.report.commands.doctor import Diagnosis, diagnose, show_diagnosis
+from monograph.report.commands.execute import (
+    Notes,
+    RunRequest,
+    VerifyResult,
+    about_sizes,
+    verify_model,
+)
+from monograph.report.render import tables
+from monograph.report.render.console import Output
+from monograph.runtime.atomic_write import replacing_named
+from monograph.runtime.progress import Progress, silent
+
+MODEL, REPORT = "detector.onnx", "report.html"
+REPORT_COLUMNS = 120
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The results of the demo, and the files that it wrote."""
+
+    model: Path
+    report: Path
+    nodes: int
+    verification: VerifyResult
+    bench: Bench
+    machine: Diagnosis
+
+    @property
+    def ok(self) -> bool:
+        return self.verification.ok
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "model": str(self.model),
+            "report": str(self.report),
+            "nodes": self.nodes,
+            "verification": tables.verification_json(str(self.model), self.verification),
+            "bench": self.bench.as_json(),
+            "machine": self.machine.as_json(),
+        }
+
+
+def run_demo(
+    folder: Path,
+    note: Notes,
+    *,
+    size: int = 160,
+    seconds: float = 2.0,
+    threads: int | None = None,
+    progress: Progress = silent,
+) -> Demo:
+    """Build a detector, compare it with the reference, time it, and write the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / MODEL
+    model = demo_model.build(size)
+    with replacing_named(path) as file:
+        file.write(model.SerializeToString())
+    options = {} if threads is None else {"threads": threads}
+    request = RunRequest(path, "cpu", progress=progress, options=options)
+    quiet = about_sizes(note)
+    verification = verify_model(request, None, quiet)
+    peers = [ONNXRUNTIME] if importlib.util.find_spec(ONNXRUNTIME) else []
+    bench = bench_model(request, quiet, against=peers, seconds=seconds, threads=threads)
+    nodes = len(model.graph.node)
+    demo = Demo(path, folder / REPORT, nodes, verification, bench, diagnose())
+    with replacing_named(demo.report) as file:
+        file.write(report_page(demo, model).encode())
+    return demo
+
+
+def report_page(demo: Demo, model: onnx.ModelProto) -> str:
+    """Return the report as one HTML page without outside files."""
+    out = Output(record=True, width=REPORT_COLUMNS, file=io.StringIO())
+    out.print(f"Monograph {monograph.__version__}: demo", style="bold")
+    out.print(f"\n{model.graph.name}: {demo.nodes} ONNX nodes, random weights ({demo.model})\n")
+    show_demo(out, demo)
+    out.print("")
+    show_diagnosis(out, demo.machine)
+    page = out.export_html()
+    head = '<meta name="viewport" content="width=device-width"><title>Monograph demo</title>'
+    return page.replace('<meta charset="UTF-8">', f'<meta charset="UTF-8">{head}', 1)
+
+
+def show_demo(out: Console, demo: Demo) -> None:
+    """Print the comparison and the times."""
+    tables.show_verification(out, demo.verification)
+    out.print("")
+    show_bench(out, MODEL, demo.bench)
+
+
+def show_files(out: Console, demo: Demo) -> None:
+    """Print the files that the demo wrote, and what to do next."""
+    out.print(f"\nreport: {demo.report}", highlight=False)
+    out.print(f"model:  {demo.model}", highlight=False)
+    out.print(f"next:   monograph inspect {demo.model}", highlight=False)
