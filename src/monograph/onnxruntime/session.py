@@ -182,12 +182,14 @@ class InferenceSession:
         self, feeds: Mapping[str, Any], memory: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Return all outputs; `memory` holds arrays to write some of them into."""
-        start = time.perf_counter_ns()
+        start = 0 if self._profile is None else time.perf_counter_ns()
         try:
-            if any(x.__class__ is list for x in feeds.values()):
-                feeds = self._reader.read(feeds)
+            for data in feeds.values():
+                if data.__class__ is list:
+                    feeds = self._reader.read(feeds)
+                    break
             try:
-                results = self._session.run(feeds, out=memory)
+                results = self._session.run(feeds, None, out=memory)
             except FeedError:
                 # Feeds that only ONNX Runtime accepts are converted; others get its errors.
                 results = self._session.run(self._reader.read(feeds), out=memory)
