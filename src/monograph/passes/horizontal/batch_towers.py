@@ -246,19 +246,24 @@ class _Plans:
         blend = self._blend_work(layers) if mixed else Work(0, 0, 0)
         read = sum(v.inputs[0].tensor.nbytes for v in layers)
         once = layers[0].inputs[0].tensor.nbytes
+        # Weights that all share are read once for a batch.
         made = sum(v.tensor.nbytes for v in layers)
+        weights = sum(v.inputs[1].tensor.nbytes for v in layers)
+        siamese = all(v.inputs[1] is layers[0].inputs[1] for v in layers)
+        stacked = layers[0].inputs[1].tensor.nbytes if siamese else weights
         join = Work(0, 0, 0)
         if not shared:
             join = Work(_copies(layers, self.environment.cost), 0, 2 * read)
         if not shared or len(layers) == 1:
             each -= self._joined_anyway(layers)
-        batched = seconds(Work(joined, 0, read + made) + join) + seconds(Work(0, blend.flops, 0))
-        apart = seconds(Work(each, 0, read + made))
+        batched = seconds(Work(joined, 0, read + made + stacked) + join)
+        batched += seconds(Work(0, blend.flops, 0))
+        apart = seconds(Work(each, 0, read + made + weights))
         wide = float("inf")
         if shared and joins_columns(layers[0]):
             copies = Work(1, 0, 2 * made) if depth > 1 else Work(0, 0, 0)
             epilogues = Work(blend.launches, 0, blend.bytes)
-            wide = seconds(Work(joined, 0, once + made) + copies + epilogues)
+            wide = seconds(Work(joined, 0, once + made + weights) + copies + epilogues)
         return batched, wide, apart
 
     def _blend_work(self, layers: list[Value]) -> Work:
