@@ -32,6 +32,7 @@ WEIGHTS: dict[Callable[[Maker], None], int] = {
     plain_moves.sample: 3,
     layer_moves.layer: 2,
     layer_moves.towers: 2,
+    layer_moves.sliced_rows: 1,
     layer_moves.conv_block: 2,
     layer_moves.conv_siblings: 1,
     layer_moves.pool: 1,

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from monograph.ir import Array, Value, constant, dtype
+from monograph.ir import Array, Op, Value, constant, dtype
 from monograph.ops.cast import Cast
+from monograph.ops.composite import LayerNorm, RmsNorm, Softmax
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import (
     Add,
@@ -32,6 +33,7 @@ from monograph.ops.reduce import ReduceMax, ReduceMin, ReduceSum
 from monograph.ops.shape import (
     Concat,
     Reshape,
+    Slice,
     Transpose,
     Unsqueeze,
 )
@@ -77,22 +79,38 @@ def layer(m: Maker) -> None:
     m.add(activation(m, m.add(dense(m, x, int(m.some(SIZES))))))
 
 
+def tower(m: Maker, y: Value, widths: list[int], act: Op | None, between: Op | None) -> Value:
+    """Layers of these widths: operands in any order, weights that others may have too."""
+    for width in widths:
+        depth = y.tensor.static[-1]
+        common = np.linspace(-1, 1, depth * width).reshape(depth, width)
+        shared = constant(common.astype(y.dtype.numpy))
+        y = Dot()(y, shared if m.chance(0.2) else m.weights(depth, width, like=y))
+        bias = m.weights(width, like=y)
+        y = Add()(bias, y) if m.chance(0.2) else Add()(y, bias)
+        if between is not None:
+            y = between(y)
+        if act is not None and m.chance(0.9):
+            y = Mul()(y, act(y)) if m.chance(0.8) else Mul()(act(y), y)
+    return y
+
+
 def towers(m: Maker) -> None:
     """Alike chains over one input or several, some deeper than others, joined or not."""
     x = m.pick_float(least_rank=2)
     others = [v for v, _ in m.pool if v.type == x.type]
     widths = [int(m.some(SIZES)) for _ in range(int(m.generator.integers(1, 4)))]
-    act = m.some((Sigmoid(), Tanh(), None))
+    acts = (Sigmoid(), Tanh(), None)
+    act = m.some(acts)
+    between = m.some((None, None, LayerNorm((-1,), 0.1), RmsNorm((-1,), 0.1), Softmax(-1)))
     ends = []
     for _ in range(int(m.generator.integers(2, 5))):
         y = m.some(others) if m.chance(0.3) else x
+        if m.chance(0.1):
+            y = Tanh()(dense(m, y, y.tensor.static[-1]))
         deep = len(widths) if m.chance(0.7) else int(m.generator.integers(1, len(widths) + 1))
-        for width in widths[:deep]:
-            y = Dot()(y, m.weights(y.tensor.static[-1], width, like=y))
-            y = Add()(y, m.weights(width, like=y))
-            if act is not None:
-                y = Mul()(y, act(y)) if m.chance(0.9) else y
-        ends.append(m.add(y))
+        own = m.some(acts) if m.chance(0.2) else act
+        ends.append(m.add(tower(m, y, widths[:deep], own, between)))
     if m.chance(0.5) and len({v.type for v in ends}) == 1:
         if m.chance(0.5):
             m.add(Concat(0)(*(Unsqueeze((0,))(v) for v in ends)))
@@ -101,6 +119,27 @@ def towers(m: Maker) -> None:
             for v in ends[1:]:
                 total = Add()(total, v)
             m.add(total)
+
+
+def sliced_rows(m: Maker) -> None:
+    """Reductions, softmax and norms of slices that tile a value, of one width or not."""
+    x = m.pick_float(least_rank=2)
+    size = x.tensor.static[-1]
+    width = int(m.some([n for n in range(1, size + 1) if size % n == 0] or [1]))
+    starts = [*range(0, size, width)] if m.chance(0.8) else [0, *([1] if size > 1 else [])]
+    axis = int(m.some((-1, -1, 0)))
+    keep = m.chance(0.5)
+    choices = (
+        ReduceSum((axis,), keep),
+        ReduceMax((axis,), keep),
+        Softmax(axis),
+        LayerNorm((axis,), 0.1),
+    )
+    op = m.some(choices)
+    for start, stop in zip(starts, [*starts[1:], size], strict=True):
+        lows = (*(0,) * (x.tensor.rank - 1), start)
+        highs = (*x.tensor.static[:-1], stop)
+        m.add(Sigmoid()(op(Slice(lows, highs, (1,) * x.tensor.rank)(x))))
 
 
 def convolution(m: Maker, x: Value, out: int | None = None) -> Value:
