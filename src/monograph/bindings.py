@@ -354,31 +354,20 @@ def _open_gpu(
     return open_target(config, optimise, progress, tally)
 
 
-def pass_overrides(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the options of passes that the target of a configuration needs, by pass."""
-    overrides: dict[str, dict[str, Any]] = {}
-    if config.target != "reference":
-        overrides["choose_layout"] = {"layout": "channels_last"}
-    if config.on_gpu and config.precision != "f32":
-        overrides["convert_precision"] = {"to": config.precision}
-    return overrides
-
-
 def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> Graph:
     """Return a graph of known shapes after the passes of the configuration's target."""
     if config.target == "reference" and not config.optimise:
         return graph
     import_whole(*_REWRITES)
     from monograph.passes.base import Environment
-    from monograph.pipeline import PassOptions, chosen_passes, optimise
-    from monograph.rewrite import CPU_COST, GPU_COST
+    from monograph.pipeline import chosen_passes, optimise, target_cost, target_options
 
-    options = PassOptions(overrides=pass_overrides(config))
+    options = target_options(config)
     count, done = len(chosen_passes(options)), itertools.count(1)
     progress("rewrite", 0, count)
     return optimise(
         graph,
-        environment=Environment(GPU_COST if config.on_gpu else CPU_COST),
+        environment=Environment(target_cost(config)),
         options=options,
         observe=lambda *_: progress("rewrite", next(done), count),
     )

@@ -4,6 +4,9 @@
 
 `program/lowering.py` states the steps that follow, from the optimised graph to a program.
 
+`target_options` and `target_cost` are the configuration of a session's target. Sessions, `inspect`,
+`explain`, `verify` and profiles ask them, so that each reports what runs.
+
 `PassOptions` replace options of passes by name, leave passes out, or stop after one. Each pass is
 checked for structure; with `verify_passes` its numbers are compared with the reference too, and
 the pass and the rule that broke them are named.
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
+from monograph.config import Config
 from monograph.errors import ConfigError, MonographError, VerifyError, did_you_mean
 from monograph.ir import Graph
 from monograph.passes.base import Environment, Pass, run_pass
@@ -41,6 +45,7 @@ from monograph.passes.rule_passes import (
     RecogniseNorms,
     Simplify,
 )
+from monograph.rewrite import CPU_COST, GPU_COST, CostModel
 from monograph.runtime.numerics.bisect import NumericCheck, check_pass
 
 
@@ -160,6 +165,26 @@ def chosen_passes(options: PassOptions) -> list[tuple[str, Pass]]:
         if step.name == options.until:
             break
     return chosen
+
+
+def target_options(config: Config, given: PassOptions | None = None) -> PassOptions:
+    """Return the pass options of a configuration's target; `given` ones take precedence."""
+    own: dict[str, dict[str, Any]] = {}
+    if config.target != "reference":
+        own["choose_layout"] = {"layout": "channels_last"}
+    if config.on_gpu and config.precision != "f32":
+        own["convert_precision"] = {"to": config.precision}
+    given = given or PassOptions()
+    known = {step.name for _, step in all_passes()}
+    overrides = {name: options for name, options in own.items() if name in known}
+    for name, options in given.overrides.items():
+        overrides[name] = {**overrides.get(name, {}), **options}
+    return replace(given, overrides=overrides)
+
+
+def target_cost(config: Config) -> CostModel:
+    """Return the cost model of a configuration's target."""
+    return GPU_COST if config.on_gpu else CPU_COST
 
 
 def optimise(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
+import monograph
 from monograph import pipeline
-from monograph.ir import Value
+from monograph.bindings import optimise_for
+from monograph.config import make_config
+from monograph.ir import Graph, Value, print_graph
 from monograph.ops.elementwise import Abs, Sigmoid, Tanh
 from monograph.passes.base import RulePass
-from monograph.pipeline import Stage
+from monograph.pipeline import PassOptions, Stage, target_options
+from monograph.report.commands import bisection
 from monograph.report.commands.bisection import COSTS
-from monograph.rewrite import Reject, Rule, rewrite, variables
+from monograph.report.commands.explain import _nearest
+from monograph.rewrite import Missed, Reject, Rule, Trace, rewrite, variables
 from tests.cli.calls import call, call_json
 from tests.report import models
 
@@ -165,6 +171,55 @@ def test_unknown_names_are_refused_before_the_model_is_read(tmp_path: Path, opti
     assert result.exit_code == 2
     assert "no such" in result.stderr
     assert "cannot be read" not in result.stderr
+
+
+CONV = """
+<ir_version: 9, opset_import: ["" : 21]>
+g (float[1, 2, 8, 8] image) => (float[1, 3, 8, 8] y)
+<float[3, 2, 1, 1] w = {1, 2, 3, 4, 5, 6}> {
+    [Layer] y = Conv (image, w)
+}
+"""
+
+
+@pytest.fixture
+def conv(tmp_path: Path) -> Path:
+    return models.save(CONV, tmp_path, "conv.onnx")
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_explain_and_bisect_run_the_passes_of_sessions(
+    conv: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(target=target)
+    image = {"image": np.zeros((1, 2, 8, 8), np.float32)}
+    runs = optimise_for(config, monograph.load(conv, target="reference").bound_graph(image))
+    found = call_json("explain", conv, "--target", target, "--after", "layout")
+    assert found["graph"].strip() == print_graph(runs, stable=True).strip()
+    seen: list[PassOptions] = []
+    inner = bisection.optimise
+
+    def spy(graph: Graph, **options: Any) -> Graph:
+        seen.append(options["options"])
+        return inner(graph, **options)
+
+    monkeypatch.setattr(bisection, "optimise", spy)
+    assert call("verify", "--bisect", conv, "--target", target).exit_code == 0
+    assert seen == [target_options(config)]
+
+
+def test_a_miss_at_a_graph_input_names_the_input(conv: Path) -> None:
+    found = call_json("explain", conv, "--rule", "choose_layout")
+    assert ["input image"] in [m["nodes"] for m in found["misses"]]
+    assert "not at input image" in call("explain", conv, "--rule", "choose_layout").stdout
+
+
+def test_misses_of_an_earlier_run_of_a_pass_are_kept() -> None:
+    earlier = [Missed(102, "r", "A", "costs more"), Missed(102, "r", "B", "costs more")]
+    trace = Trace()
+    trace.note_fired("r", "B + C", "", "")
+    trace.note_missed("r", "D", "not a constant", 3)
+    assert [m.origin for m in _nearest("r", earlier, trace)] == ["A", "D"]
 
 
 def test_bisect_verifies_every_pass(model: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from monograph.errors import ExecutionError, VerifyError
 from monograph.ir import Graph, Value, constant, evaluate
+from monograph.ir.dtype import f32
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Clip, Exp, Mul, Neg, Sigmoid
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, run_pass, substitute
 from monograph.passes.horizontal.batch_towers import BatchTowers
@@ -128,6 +130,15 @@ def test_layers_that_are_none_say_why() -> None:
     dynamic = Dot()(x, value("f32[4, 4]", "w"))
     run_pass(BatchTowers(), graph_of(dynamic), environment)
     assert environment.trace.nearest("batch_towers")[0].reason == "dynamic weights"
+    codes = constant(np.zeros((3, 4, 1, 1), np.int8))
+    decoded = Dequantize(f32, 0, 0)(codes, constant(np.ones(3, np.float32)))
+    layer = Conv((1, 1), (0, 0), (0, 0), (1, 1))(value("f32[1, 4, 8, 8]"), decoded)
+    environment = Environment()
+    run_pass(BatchTowers(), graph_of(layer), environment)
+    (miss,) = environment.trace.nearest("batch_towers")
+    assert miss.reason == (
+        "the weights are decoded at run time (expected a constant, given dequantize)"
+    )
 
 
 def test_residual_towers_over_inputs_of_their_own_stay_stacked() -> None:

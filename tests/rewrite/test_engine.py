@@ -143,6 +143,35 @@ def test_a_near_miss_of_the_pattern_says_what_stood_in_the_way() -> None:
     assert miss.origin == "Neg_0"
 
 
+def test_a_pattern_that_matches_further_is_a_nearer_miss() -> None:
+    @rewrite(Add()(Mul()(x, const("a")), const("b")), exact=False)
+    def scale(x: Value) -> Value:
+        """x * a + b -> x"""
+        return x
+
+    trace = Trace()
+    plain, k = make(), constant(np.float32(2))
+    no_factor, no_addend = Add()(Mul()(plain, plain), k), Add()(Mul()(plain, k), Abs()(plain))
+    graph = graph_of(Sub()(no_factor, no_addend), Factor=no_factor, Addend=no_addend)
+    apply_rules(graph, [scale], trace=trace)
+    assert [m.origin for m in trace.nearest("scale")] == ["Addend", "Factor"]
+
+
+def test_a_value_of_another_form_is_the_farthest_miss() -> None:
+    @rewrite(Abs, exact=True)
+    def drop(value: Value) -> Value | Reject:
+        """|e^x| -> e^x"""
+        given = value.inputs[0]
+        if not isinstance(given.op, Exp):
+            return Reject("not of an exponential", near=False)
+        return Reject("costs more", "below 1 us", "2 us")
+
+    trace = Trace()
+    other, near = Abs()(make()), Abs()(Exp()(make()))
+    apply_rules(graph_of(Add()(other, near), Other=other, Near=near), [drop], trace=trace)
+    assert [(m.origin, m.score) for m in trace.nearest("drop")] == [("Near", 101), ("Other", 1)]
+
+
 def test_use_counts_reach_the_guards() -> None:
     @rewrite(Neg()(Abs()(x)), exact=True)
     def only_user(x: Value, root: Value, context: Context) -> Value | Reject:

@@ -66,7 +66,10 @@ def test_between_other_parts(mode: str, coordinates: str) -> None:
             "pads or skips",
         ),
         (lambda: PIXELS(TWICE(small), weight(8, 64, 3, 3)), "not 1x1"),
-        (lambda: replace(PIXELS, groups=2)(TWICE(small), weight(8, 32, 1, 1)), "not 1x1"),
+        (
+            lambda: replace(PIXELS, groups=2)(TWICE(small), weight(8, 32, 1, 1)),
+            "has groups (expected 1, given 2)",
+        ),
         (
             lambda: PIXELS(replace(TWICE, sizes=(10, 10))(small), weight(8, 64, 1, 1)),
             "enlarged",

@@ -98,6 +98,11 @@ class Graph:
         """The ONNX node a value came from, where it is known."""
         return self.origins.get(value)
 
+    def place(self, value: Value) -> str:
+        """Return a name of a value for reports: its ONNX node or graph input; "" if unknown."""
+        named = f"input {value.op.label}" if isinstance(value.op, Input) else ""
+        return self.origins.get(value) or named
+
     @lazy
     def unfolded(self) -> Graph:
         """The graph with the expressions that the import folded into its constants.

@@ -232,7 +232,7 @@ class _Builder:
             if value in layers:
                 self.environment.trace.note_fired(
                     self.rule,
-                    graph.origin(value) or "",
+                    graph.place(value),
                     f"{value.op.name} : {value.type}",
                     f"{value.op.name}, channels last : {made.type}",
                 )
@@ -269,7 +269,9 @@ class _Builder:
             moved = Transpose(tuple(given.index(d) for d in wanted))(made)
             reason = f"{reader} reads it in another order than it is kept in"
             orders = f"expected {list(wanted)}, given {list(given)}"
-            self.environment.trace.note_missed(self.rule, origin or "", f"{reason} ({orders})", 50)
+            self.environment.trace.note_missed(
+                self.rule, self.graph.place(value), f"{reason} ({orders})", 50
+            )
         self._name(moved, origin)
         return moved
 

@@ -48,7 +48,7 @@ class FoldConstants(Pass):
                 roots.append(value)
                 left -= cost
                 continue
-            environment.trace.note_missed(self.name, graph.origin(value) or "", reason, 100)
+            environment.trace.note_missed(self.name, graph.place(value), reason, 100)
             # An expression that stays may have operands that need not: scales behind a reshape.
             inner = [v for v in _closed(value.inputs) if v not in seen]
             if value in weights and isinstance(value.op, (Transpose, Reshape)):
@@ -62,13 +62,13 @@ class FoldConstants(Pass):
             try:
                 (data,) = evaluate(Graph((), (("", value),)), {})
             except MonographError as e:
-                origin = graph.origin(value) or ""
+                origin = graph.place(value)
                 environment.trace.note_missed(self.name, origin, f"it fails: {e.message}", 100)
                 continue
             made[value] = constant(data)
             environment.trace.note_fired(
                 self.name,
-                graph.origin(value) or "",
+                graph.place(value),
                 f"{value.op.name} : {value.type}",
                 f"constant : {value.type}",
             )

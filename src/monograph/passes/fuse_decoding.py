@@ -54,14 +54,14 @@ class FuseDecoding(Pass):
                 continue
             why = _declined(value, donated)
             if why is not None:
-                environment.trace.note_missed(self.name, graph.origin(value) or "", why, 50)
+                environment.trace.note_missed(self.name, graph.place(value), why, 50)
                 continue
             step = _fused(value)
             replaced = (value, value.inputs[1], value.inputs[2])
             replacement |= dict(zip(replaced, unpack(step), strict=True))
             origins[step] = joined_origins(graph, replaced)
             environment.trace.note_fired(
-                self.name, graph.origin(value) or "", "2 x cache_update + attention", step.op.name
+                self.name, graph.place(value), "2 x cache_update + attention", step.op.name
             )
         return substitute(graph, replacement, origins) if replacement else graph
 

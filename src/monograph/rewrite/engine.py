@@ -31,6 +31,8 @@ class Reject:
     reason: str
     expected: Any = None
     given: Any = None
+    near: bool = True
+    """False if the value has not the form of the equation; then any other miss is nearer."""
 
     def __str__(self) -> str:
         shown = self.reason
@@ -95,6 +97,8 @@ MAX_SWEEPS = 64
 FIRINGS_PER_VALUE = 16
 """The most firings of one sweep, for each value at its start; more means a loop."""
 MAX_ORIGINS = 8
+GUARD = 100
+"""The score of a miss whose guard declined, above that of any mismatch."""
 NEAR = 64
 """The number of values around a rewrite that get its origin."""
 
@@ -273,8 +277,9 @@ class _Engine:
                 given=describe(value),
             ) from e
         if isinstance(result, Reject):
-            near = 100 + (size(rule.pattern) if isinstance(rule.pattern, Pattern) else 1)
-            self.trace.note_missed(rule.name, self._origin(value), str(result), near)
+            matched = size(rule.pattern) if isinstance(rule.pattern, Pattern) else 1
+            score = matched + (GUARD if result.near else 0)
+            self.trace.note_missed(rule.name, self._origin(value), str(result), score)
         elif not accepts(value.type, result.type):
             raise VerifyError(
                 f"rule {rule.name} changes the type of a value",

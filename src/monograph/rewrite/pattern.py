@@ -172,7 +172,8 @@ def _match_operands(
         yield bound
         return
     for found in _match(patterns[0], values[0], bound, miss, score):
-        yield from _match_operands(patterns[1:], values[1:], found, miss, score + 1)
+        matched = score + extent(patterns[0])
+        yield from _match_operands(patterns[1:], values[1:], found, miss, matched)
 
 
 def _match_attributes(pattern: Op, given: Op, bound: Bindings) -> Bindings | str:
@@ -196,6 +197,11 @@ def root_op(pattern: Pattern) -> type[Op]:
     if not isinstance(pattern, Apply):
         raise TypeError("the root of a rule's pattern must be an op")
     return type(pattern.op)
+
+
+def extent(pattern: Pattern) -> int:
+    """Return the number of ops and leaves in a pattern."""
+    return 1 + sum(map(extent, pattern.operands)) if isinstance(pattern, Apply) else 1
 
 
 def size(pattern: Pattern) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -80,4 +81,4 @@ class Trace:
 
 
 def _without_values(reason: str) -> str:
-    return reason.split(" (expected", 1)[0]
+    return re.sub("<[^>]*>", "<>", reason.split(" (expected", 1)[0])

@@ -150,6 +150,6 @@ def _unarranged(value: Value) -> Value | Reject:
         turned = turned or isinstance(source.op, Transpose)
         source = source.inputs[0]
     if not turned:
-        return Reject("the elements are not rearranged", "transpose", x.op.name)
+        return Reject("the elements are not rearranged", "transpose", x.op.name, near=False)
     made = replace(op, axes=tuple(range(source.tensor.rank)), keep=False)(source)
     return made if value.tensor.rank == 0 else Reshape(value.tensor.static)(made)

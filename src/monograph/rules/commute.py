@@ -59,7 +59,8 @@ def expression(root: Value, kind: type[Op], context: Context) -> Expression | Re
     operands = {v for v in root.inputs if not _is_small(v)}
     if len(operands) == 1 and not any(isinstance(v.op, kind) for v in operands):
         # All values between are read by this operand's own ops, so no other value needs a check.
-        return Reject(f"the operand is not a {kind.name}", kind.name, repr(operands.pop()))
+        given = repr(operands.pop())
+        return Reject(f"the operand is not a {kind.name}", kind.name, given, near=False)
     reads: dict[Value, int] = {}
     for value in found.work:  # grows as work is found
         for v in value.inputs:
@@ -71,13 +72,15 @@ def expression(root: Value, kind: type[Op], context: Context) -> Expression | Re
             elif _is_small(v):
                 found.small.append(v)
             elif type(v.op) not in _WORK or v.closed or not is_static(v):
-                return Reject(f"an operand is not a {kind.name}", kind.name, repr(v))
+                near = bool(found.views)
+                return Reject(f"an operand is not a {kind.name}", kind.name, repr(v), near)
             elif len(found.work) == MAX_WORK:
-                return Reject("there are too many ops between the views and the value", MAX_WORK)
+                reason = "there are too many ops between the views and the value"
+                return Reject(reason, MAX_WORK, near=bool(found.views))
             else:
                 found.work.append(v)
     if not found.views:
-        return Reject(f"no operand is a {kind.name}")
+        return Reject(f"no operand is a {kind.name}", near=False)
     if not all(map(_is_short, found.views)):
         return Reject("the views before the work do not collapse", SHORT)
     for v in (*found.views, *found.work[1:]):
@@ -120,7 +123,8 @@ def sink_transpose(value: Value, context: Context) -> Value | Reject:
         return found
     permutations = {v.op.permutation for v in found.views if isinstance(v.op, Transpose)}
     if len(permutations) > 1:
-        return Reject("the operands are not permuted alike", *list(permutations)[:2])
+        first, second, *_ = sorted(permutations)
+        return Reject("the operands are not permuted alike", first, second)
     (permutation,) = permutations
     rank = len(permutation)
     if value.tensor.rank != rank:
@@ -183,7 +187,7 @@ def skip_broadcast(value: Value) -> Value | Reject:
     """f(broadcast(x), y) -> f(x, y), f elementwise, where y repeats x as far"""
     operands = tuple(_unrepeated(v) for v in value.inputs)
     if operands == value.inputs:
-        return Reject("no operand is a broadcast")
+        return Reject("no operand is a broadcast", near=False)
     for chosen in (operands, *_one_by_one(value.inputs, operands)):
         made = value.op(*chosen)
         if made.type == value.type:
@@ -212,7 +216,8 @@ def sink_broadcast(value: Value, context: Context) -> Value | Reject:
     """f(broadcast(x), k) -> broadcast(f(x, k)), f elementwise and k of one element"""
     repeated = {v for v in value.inputs if isinstance(v.op, Broadcast)}
     if len(repeated) != 1 or not is_static(value, *value.inputs):
-        return Reject("no single operand is a broadcast of known sizes", 1, len(repeated))
+        near = bool(repeated)
+        return Reject("no single operand is a broadcast of known sizes", 1, len(repeated), near)
     (wide,) = repeated
     others = [v for v in value.inputs if v is not wide]
     if any(v.tensor.size != 1 or v.tensor.rank > wide.tensor.rank for v in others):
@@ -227,7 +232,7 @@ def keep_reduced(value: Value) -> Value | Reject:
     """reduce(x) -> reshape(reduce(x)) with the reduced dimensions kept, as ones"""
     assert isinstance(value.op, Reduction)
     if value.op.keep:
-        return Reject("the reduced dimensions are kept already")
+        return Reject("the reduced dimensions are kept already", near=False)
     if value.tensor.shape == ():
         return Reject("no dimension is left beside the reduced ones")
     if not is_static(value, value.inputs[0]):
@@ -242,7 +247,9 @@ def sink_transpose_below_concat(value: Value, context: Context) -> Value | Rejec
     assert isinstance(value.op, Concat)
     permutations = {v.op.permutation for v in value.inputs if isinstance(v.op, Transpose)}
     if len(permutations) != 1 or not all(isinstance(v.op, Transpose) for v in value.inputs):
-        return Reject("the pieces are not transposes alike", "one permutation", len(permutations))
+        given = [v.op.permutation if isinstance(v.op, Transpose) else v.op for v in value.inputs]
+        reason = "the pieces are not transposes alike"
+        return Reject(reason, "one permutation", given, near=bool(permutations))
     for v in value.inputs:
         if context.use_count(v) > value.inputs.count(v):
             return Reject("others read a transpose", 1, context.use_count(v))
@@ -308,7 +315,8 @@ def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
         return Reject("the second operand is not one matrix", 2, y.tensor.rank)
     rows = x.tensor.static[:-1]
     if sum(d != 1 for d in rows) < 2:
-        return Reject("the rows of x are one matrix already", "two dimensions of rows", x.type)
+        wanted = "two dimensions of several rows"
+        return Reject("the rows of x are one matrix already", wanted, x.type, near=False)
     flat = Reshape((math.prod(rows), x.tensor.static[-1]))(x)
     return Reshape(root.tensor.static)(root.op(flat, y))
 

@@ -25,7 +25,8 @@ def drop_concat(value: Value) -> Value | Reject:
     axis = _axis(value)
     kept = tuple(v for v in value.inputs if v.tensor.shape is None or v.tensor.dims[axis] != 0)
     if len(kept) == len(value.inputs):
-        return Reject("there are several pieces, none of them empty", "an empty piece")
+        reason = "there are several pieces, none of them empty"
+        return Reject(reason, "an empty piece", near=False)
     if not is_static(value):
         return Reject("the sizes are not known", "a static shape", value.type)
     return Concat(axis)(*kept) if kept else value.inputs[0]
@@ -41,7 +42,7 @@ def merge_concats(value: Value, context: Context) -> Value | Reject:
         # copied once per level.
         return Reject("the concat that reads this one takes its pieces")
     pieces: list[Value] = []
-    reason = Reject("no piece is a concat along this axis")
+    reason = Reject("no piece is a concat along this axis", near=False)
     stack = [(v, value) for v in reversed(value.inputs)]
     while stack:
         piece, reader = stack.pop()
@@ -62,7 +63,7 @@ def repeat_as_broadcast(value: Value) -> Value | Reject:
     """concat(x, x, x) -> broadcast(x), where x has size 1 along the axis"""
     first = value.inputs[0]
     if any(v is not first for v in value.inputs) or not is_static(value):
-        return Reject("the pieces differ, or their sizes are not known")
+        return Reject("the pieces differ, or their sizes are not known", near=False)
     if first.tensor.static[_axis(value)] != 1:
         size = first.tensor.static[_axis(value)]
         return Reject("repeating several elements takes more than a broadcast", 1, size)
@@ -76,7 +77,7 @@ def join_slices(value: Value) -> Value | Reject:
         return Reject("the sizes are not known", "static shapes", value.type)
     axis = _axis(value)
     pieces = [value.inputs[0]]
-    reason = Reject("no neighbours are slices of one value")
+    reason = Reject("no neighbours are slices of one value", near=False)
     for piece in value.inputs[1:]:
         made = _joined(pieces[-1], piece, axis)
         if isinstance(made, Value):
@@ -121,7 +122,7 @@ def concat_of_slices(value: Value) -> Value | Reject:
     first = chains[0]
     cuts = [chain[-1] for chain in chains]
     if any(not isinstance(v.op, Slice) or v.inputs != first[-1].inputs for v in cuts):
-        return Reject("the pieces are not views of slices of one value")
+        return Reject("the pieces are not views of slices of one value", near=False)
     if any([v.op for v in c[:-1]] != [v.op for v in first[:-1]] for c in chains):
         return Reject("the slices are not under the same views")
     tiling = _tiling([ranges_of(v) for v in cuts])
@@ -187,7 +188,9 @@ def _stacked(source: Value, axis: int, count: int, views: list[Value], at: int) 
 def concat_of_reshapes(value: Value) -> Value | Reject:
     """concat(reshape(x), reshape(y)) -> reshape(concat(x, y))"""
     if not all(isinstance(v.op, Reshape) for v in value.inputs):
-        return Reject("not every piece is a reshape")
+        near = any(isinstance(v.op, Reshape) for v in value.inputs)
+        given = [v.op.name for v in value.inputs]
+        return Reject("not every piece is a reshape", "reshapes", given, near)
     sources = [v.inputs[0] for v in value.inputs]
     if not is_static(value, *value.inputs, *sources) or 0 in value.tensor.static:
         return Reject("the sizes are not known, or are zero", "static shapes", value.type)

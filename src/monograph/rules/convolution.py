@@ -62,14 +62,15 @@ def _inner(value: Value) -> tuple[Value, Array | None] | Reject:
     if isinstance(before.op, Conv):
         return before, None
     if not isinstance(before.op, Add):
-        return Reject("the input is no convolution", "conv or conv + bias", before.op.name)
+        given = before.op.name
+        return Reject("the input is no convolution", "conv or conv + bias", given, near=False)
     for conv, bias in (before.inputs, before.inputs[::-1]):
         if isinstance(conv.op, Conv) and isinstance(bias.op, Constant):
             per_channel = channel_vector(bias, conv)
             if per_channel is None or before.type != conv.type:
                 return Reject("the addend is no bias per channel", conv.type, bias.type)
             return conv, per_channel
-    return Reject("the input is no convolution", "conv or conv + bias", "add")
+    return Reject("the input is no convolution", "conv or conv + bias", "add", near=False)
 
 
 def channel_vector(bias: Value, conv: Value) -> Array | None:
@@ -171,7 +172,9 @@ def convolve_before_resize(value: Value, context: Context) -> Value | Reject:
     parts = source.inputs if isinstance(source.op, Concat) else (source,)
     moved = [v for v in parts if _enlarged(v, context)]
     if not moved:
-        return Reject("no part of the input is enlarged for this convolution only", "a resize")
+        near = any(isinstance(v.op, Resize) for v in parts)
+        reason = "no part of the input is enlarged for this convolution only"
+        return Reject(reason, "a resize", near=near)
     if source not in parts and context.use_count(source) > 1:
         return Reject("others read the concat", 1, context.use_count(source))
     assert isinstance(value.op, Conv)
@@ -208,7 +211,7 @@ def _unfit(value: Value) -> Reject | None:
     if isinstance(source.op, Concat) and source.op.axis != 1:
         return Reject("the concat is not one of channels", 1, source.op.axis)
     if not isinstance(source.op, (Concat, Resize)):
-        return Reject("nothing is resized", "a resize", source.op.name)
+        return Reject("nothing is resized", "a resize", source.op.name, near=False)
     if not isinstance(weights.op, Constant):
         return Reject("the weights are not constant", "constant", weights.op.name)
     shapes = (value, *source.inputs, source)
@@ -217,8 +220,10 @@ def _unfit(value: Value) -> Reject | None:
     if not value.dtype.is_float or value.dtype.bits < 32 or op.out is not None:
         # A narrow sum would be rounded once more, in the middle.
         return Reject("the element type is not a wide float", "f32", value.dtype)
-    if any(k != 1 for k in weights.tensor.static[2:]) or op.groups != 1:
+    if any(k != 1 for k in weights.tensor.static[2:]):
         return Reject("the kernel is not 1x1", "1x1", weights.type)
+    if op.groups != 1:
+        return Reject("the convolution has groups", 1, op.groups)
     if any((*op.pads_begin, *op.pads_end)) or any(s != 1 for s in op.strides):
         return Reject("the convolution pads or skips pixels", "neither", op.strides)
     return None

@@ -20,7 +20,8 @@ def look_up_rows(value: Value) -> Value | Reject:
     hot, w = value.inputs
     weights = known(w)
     if weights is None or weights.ndim != 2 or not value.dtype.is_float:
-        return Reject("the second operand is no constant matrix of floats", "a table", w.type)
+        reason = "the second operand is no constant matrix of floats"
+        return Reject(reason, "a table", f"{w.op.name} : {w.type}", near=False)
     numbers = _numbers(hot, len(weights))
     if isinstance(numbers, Reject):
         return numbers
@@ -43,7 +44,8 @@ def _numbers(hot: Value, rows: int) -> Value | Reject:
     while isinstance(hot.op, Reshape) and hot.inputs[0].tensor.dims[-1:] == hot.tensor.dims[-1:]:
         hot = hot.inputs[0]
     if not isinstance(hot.op, Cast) or not isinstance(hot.inputs[0].op, Equal):
-        return Reject("the rows come from no comparison", "cast(x == y)", hot.op.name)
+        given = hot.op.name
+        return Reject("the rows come from no comparison", "cast(x == y)", given, near=False)
     if shape is None or not hot.tensor.is_static or 0 in hot.tensor.static:
         return Reject("the shapes are not static", None, hot.type)
     for numbers, counted in (hot.inputs[0].inputs, hot.inputs[0].inputs[::-1]):

@@ -43,7 +43,8 @@ def centred(operand: Value) -> Centred | Reject:
     if isinstance(operand.op, Sub):
         wide, zero = operand.inputs
     if not isinstance(wide.op, Cast) or wide.inputs[0].dtype not in BYTES:
-        return Reject("the operand is not made of bytes", "cast(x) - zero", operand.op.name)
+        given = operand.op.name
+        return Reject("the operand is not made of bytes", "cast(x) - zero", given, near=False)
     if operand.type != wide.type:
         return Reject("the zero point broadcasts beyond the operand", wide.type, operand.type)
     return Centred(wide.inputs[0], zero)
@@ -116,7 +117,7 @@ def dot_of_data(value: Value) -> Value | Reject:
     """
     left, right = (Centred(v, None) if v.dtype in BYTES else centred(v) for v in value.inputs)
     if isinstance(left, Reject) or isinstance(right, Reject) or value.dtype != i32:
-        return Reject("the operands are not made of bytes", BYTES, value.type)
+        return Reject("the operands are not made of bytes", BYTES, value.type, near=False)
     x, z, w, y = left.x, left.zero, right.x, right.zero
     if z is not None and z.tensor.rank and z.tensor.dims[-1] != 1:
         return Reject("the zero points vary along the sums", 1, z.type)
@@ -192,7 +193,8 @@ def scaled(operand: Value) -> Scaled | Reject:
     """Split a dequantised operand into bytes, zero point and scale."""
     op = operand.op
     if not isinstance(op, Dequantize) or op.to != f32 or operand.inputs[0].dtype not in BYTES:
-        return Reject("the operand is not dequantised from bytes", "dequantize", op.name)
+        reason = "the operand is not dequantised from bytes"
+        return Reject(reason, "dequantize", op.name, near=False)
     x, scale, *zero = operand.inputs
     if scale.dtype != f32 or any(p.tensor.rank for p in (scale, *zero)):
         return Reject("there is more than one scale", "a scalar", scale.type)

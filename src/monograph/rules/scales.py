@@ -86,7 +86,8 @@ def scale_through_bias(
     if refused := floats(x) or distributes(k):
         return refused
     if not isinstance(x.op, (Conv, Dot)):
-        return Reject("the scaled value is no layer with a bias", "conv or dot", x.op.name)
+        given = x.op.name
+        return Reject("the scaled value is no layer with a bias", "conv or dot", given, near=False)
     biased = next(v for v in root.inputs if isinstance(v.op, Add))
     users = max(context.use_count(x), context.use_count(biased))
     if users > 1:

@@ -283,7 +283,7 @@ def _collapse(value: Value, context: Context) -> Value | Reject:
             for between in chain[1:last]:
                 if _is_shared(between, made, context):
                     return Reject("others read the transposed value", 1, context.use_count(between))
-        return made if made is not value else Reject("the chain is as short as can be")
+        return made if made is not value else Reject("the chain is as short as can be", near=False)
     return Reject("the sizes cut across one another", value.type, chain[-1].inputs[0].type)
 
 

@@ -23,10 +23,11 @@ from monograph.passes.horizontal.layers import (
     is_layer,
     joins_columns,
     layer_kind,
+    why_no_layer,
     wide_kind,
 )
 from monograph.passes.horizontal.stackings import AlongAxis, NewAxis, column_stacking
-from monograph.passes.horizontal.weights import are_constant, stack_weights
+from monograph.passes.horizontal.weights import stack_weights
 from monograph.rewrite import CostModel, Work
 
 
@@ -60,7 +61,7 @@ class BatchTowers(Pass):
         self._note_dependent(towers, environment)
         self._note_others(graph, environment)
         for value, reason in lifter.reasons:
-            environment.trace.note_missed(self.name, graph.origin(value) or "", reason, 50)
+            environment.trace.note_missed(self.name, graph.place(value), reason, 50)
         replaced = lifter.replacements()
         return substitute(graph, replaced, lifter.origins(graph)) if replaced else graph
 
@@ -86,10 +87,8 @@ class BatchTowers(Pass):
         """Says of dots and convolutions that are no layers why they are not."""
         for value in graph.values:
             if isinstance(value.op, (Dot, Conv)) and not is_layer(value):
-                constants = are_constant(value.inputs[1])
-                reason = "the shapes are not static" if constants else "dynamic weights"
-                origin = graph.origin(value) or ""
-                environment.trace.note_missed(self.name, origin, reason, 10)
+                reason = why_no_layer(value)
+                environment.trace.note_missed(self.name, graph.place(value), reason, 10)
 
     def _note(self, graph: Graph, layers: list[Value], environment: Environment) -> None:
         layer = layers[0]

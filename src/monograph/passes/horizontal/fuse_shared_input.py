@@ -60,6 +60,8 @@ class FuseSharedInput(Pass):
                 if self._pays(graph, group, lifter, environment):
                     lifter.add(_widened(group))
                     lifter.run()
+        for value, reason in lifter.reasons:
+            environment.trace.note_missed(self.name, graph.place(value), reason, 50)
         replaced = lifter.replacements()
         return substitute(graph, replaced, lifter.origins(graph)) if replaced else graph
 

@@ -41,14 +41,14 @@ class HoistSlices(Pass):
                         lifter.add(run, given=True)
         lifter.run()
         for value, reason in lifter.reasons:
-            environment.trace.note_missed(self.name, graph.origin(value) or "", reason, 50)
+            environment.trace.note_missed(self.name, graph.place(value), reason, 50)
         replaced = lifter.replacements()
         if environment.left is not None:
             replaced = dict(list(replaced.items())[: environment.left])
         for value, new in replaced.items():
             environment.trace.note_fired(
                 self.name,
-                graph.origin(value) or "",
+                graph.place(value),
                 f"{value.op.name} on a slice : {value.type}",
                 f"a slice of {new.inputs[0].type}",
             )
@@ -72,7 +72,7 @@ class HoistSlices(Pass):
                 continue
             reason = _unfit(source, value)
             if reason:
-                origin = graph.origin(value) or ""
+                origin = graph.place(value)
                 environment.trace.note_missed(self.name, origin, reason, 20)
                 continue
             ranges = _ranges(value)
@@ -101,7 +101,7 @@ class HoistSlices(Pass):
             kind = "overlap" if start < stop else "leave a gap"
             environment.trace.note_missed(
                 self.name,
-                graph.origin(source) or "",
+                graph.place(source),
                 f"the slices {kind} (expected a start at {stop}, given {start})",
                 100,
             )

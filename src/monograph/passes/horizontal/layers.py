@@ -62,6 +62,22 @@ def is_layer(value: Value) -> bool:
     return isinstance(w.op, Constant) or (isinstance(value.op, Dot) and are_constant(w))
 
 
+def why_no_layer(value: Value) -> str:
+    """Return the reason why a dot or convolution is no layer."""
+    op, (x, w, *rest) = value.op, value.inputs
+    if rest:
+        return f"it has further operands (expected 2 operands, given {2 + len(rest)})"
+    if not w.closed:
+        return "dynamic weights"
+    if not all(isinstance(v.type, TensorType) and v.type.is_static for v in (x, w, value)):
+        return f"the shapes are not static (given {value.type})"
+    if isinstance(op, Conv) and op.layout != CHANNELS_FIRST:
+        return f"the layout is not channels first (expected {CHANNELS_FIRST}, given {op.layout})"
+    if x.closed:
+        return "the input is constant"
+    return f"the weights are decoded at run time (expected a constant, given {w.op.name})"
+
+
 def is_between(op: Op) -> bool:
     """Work that travels with the layers it stands between."""
     return is_elementwise(op) or is_row_op(op) or isinstance(op, _VIEWS)

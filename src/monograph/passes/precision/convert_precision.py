@@ -66,12 +66,12 @@ class ConvertPrecision(Pass):
         wide = _find_f64(graph)
         if wide is not None:
             reason = f"the model computes in f64 (given {wide.op.name} : {wide.type})"
-            environment.trace.note_missed(self.name, graph.origin(wide) or "", reason, 100)
+            environment.trace.note_missed(self.name, graph.place(wide), reason, 100)
             return graph
         sizes = Magnitudes(graph, dtype(self.to))
         for value, why in sizes.unknown.items():
             reason = f"{value.op.name}: the range of its numbers is not known ({why})"
-            origin = graph.origin(value) or ""
+            origin = graph.place(value)
             environment.trace.note_missed(self.name, origin, reason, 10, always=True)
         inner = map_subgraphs(graph, lambda g: self._convert(g, environment, KEEP, sizes))
         return self._convert(inner, environment, self.inputs_outputs, sizes)
@@ -87,7 +87,7 @@ class ConvertPrecision(Pass):
         reasons = plan_precision(graph, to, edges, sizes.of(graph))
         for value, reason in reasons.items():
             score = 50 if reason.startswith((FOLLOWS, JOINS, FEEDS, MISFIT)) else 100
-            origin = graph.origin(value) or ""
+            origin = graph.place(value)
             why = f"{value.op.name}: {reason}"
             environment.trace.note_missed(self.name, origin, why, score, always=True)
         narrow = [v for v in graph.values if converts(v) and v not in reasons]
@@ -95,7 +95,7 @@ class ConvertPrecision(Pass):
         for value in narrow:
             environment.trace.note_fired(
                 self.name,
-                graph.origin(value) or "",
+                graph.place(value),
                 f"{value.op.name} : {value.type}",
                 f"{value.op.name} in {to}",
             )

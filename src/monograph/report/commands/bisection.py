@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from monograph.bindings import pass_overrides
-from monograph.config import Config
+from monograph.config import Config, make_config
 from monograph.errors import ConfigError
 from monograph.ir import Graph
 from monograph.passes.base import Environment
-from monograph.pipeline import PassOptions, all_passes, optimise
+from monograph.pipeline import PassOptions, optimise, target_cost, target_options
 from monograph.report.commands.execute import (
     Notes,
     RunRequest,
@@ -23,7 +22,6 @@ from monograph.report.commands.execute import (
     advising,
     verify_model,
 )
-from monograph.rewrite import CPU_COST, GPU_COST, CostModel
 from monograph.runtime.cpu.instrumented import compile_stepped
 from monograph.runtime.inputs import Chosen
 from monograph.runtime.numerics.bisect import NumericCheck, PassError
@@ -31,8 +29,8 @@ from monograph.runtime.numerics.compare import Difference, compare_outputs
 from monograph.runtime.numerics.stepwise import StepCheck, StepChecker
 from monograph.session import Session
 
-COSTS: dict[str, CostModel] = {"cpu": CPU_COST, "gpu": GPU_COST}
-"""The cost model of each target."""
+COSTS = ("cpu", "gpu")
+"""The targets that have a cost model."""
 NOT_RUN = "code for a GPU was not run: compare it with `monograph verify --target gpu`"
 OWN_PASSES = "compiled code was not compared: it is made by all passes, with their own options"
 
@@ -85,12 +83,12 @@ class BisectResult:
         return self.passes.fault is None and (self.outputs is None or self.outputs.ok)
 
 
-def cost_of(target: str | None) -> tuple[str, CostModel]:
-    """Return the name and the cost model of a target; the default is the CPU."""
-    name = target or "cpu"
-    if name not in COSTS:
+def config_of(request: RunRequest) -> Config:
+    """Return the configuration of a session of a request; the default target is the CPU."""
+    name = request.target or "cpu"
+    if name.partition(":")[0] not in COSTS:
         raise ConfigError("no cost model for this target", expected=" | ".join(COSTS), given=name)
-    return name, COSTS[name]
+    return make_config(target=name, **request.options)
 
 
 def bound_inputs(request: RunRequest, note: Notes) -> tuple[Session, Graph, Mapping[str, Any]]:
@@ -118,22 +116,14 @@ def check_passes(
     try:
         optimise(
             graph,
-            environment=Environment(GPU_COST if config.on_gpu else CPU_COST),
-            options=_as_in_sessions(config, options or PassOptions()),
+            environment=Environment(target_cost(config)),
+            options=target_options(config, options),
             numbers=numbers,
             observe=lambda stage, step, after: verified.append(step.name),
         )
     except PassError as e:
         fault = e
     return PassesChecked(tuple(verified), numbers.drawn, fault)
-
-
-def _as_in_sessions(config: Config, options: PassOptions) -> PassOptions:
-    known = {step.name for _, step in all_passes()}
-    overrides = {name: own for name, own in pass_overrides(config).items() if name in known}
-    for name, own in options.overrides.items():
-        overrides[name] = {**overrides.get(name, {}), **own}
-    return replace(options, overrides=overrides)
 
 
 def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
@@ -151,9 +141,9 @@ def bisect_model(
     request: RunRequest, options: PassOptions, note: Notes, any_order: Collection[str] = ()
 ) -> BisectResult:
     """Compare the numbers after every pass, then the outputs, then the steps."""
-    target, _ = cost_of(request.target)
-    session, graph, feeds = bound_inputs(request, note)
-    config = replace(session.config, target=target)
+    config = config_of(request)
+    target = config.target
+    _, graph, feeds = bound_inputs(request, note)
     passes = check_passes(graph, feeds, config, options, any_order)
     if passes.skipped:
         drawn = ", ".join(passes.skipped)

@@ -11,9 +11,15 @@ from monograph.errors import ConfigError, MonographError, did_you_mean
 from monograph.ir import Graph
 from monograph.ir.graph import all_values
 from monograph.ir.op import STRUCTURE
-from monograph.passes.base import Environment, Pass, RulePass
-from monograph.pipeline import PassOptions, chosen_passes, optimise
-from monograph.report.commands.bisection import bound_inputs, cost_of
+from monograph.passes.base import ORIGINS_BETWEEN, Environment, Pass, RulePass
+from monograph.pipeline import (
+    PassOptions,
+    chosen_passes,
+    optimise,
+    target_cost,
+    target_options,
+)
+from monograph.report.commands.bisection import bound_inputs, config_of
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes
 from monograph.report.commands.launch_regions import Launching, launching_of
 from monograph.rewrite import CostModel, Fired, Missed, Trace
@@ -47,7 +53,7 @@ class RuleRecord:
     fired: list[tuple[str, Fired]] = field(default_factory=list)
     """(label of the pass, rewrite)."""
     misses: list[Missed] = field(default_factory=list)
-    """The nearest misses of the last pass that tried the rule, nearest first."""
+    """The nearest misses of all passes that tried the rule, nearest first."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +131,10 @@ def explain_model(
 
     launches: tells too how what comes out is launched, which takes a while for large models.
     """
-    target, cost = cost_of(request.target)
+    config = config_of(request)
+    target = config.target
     _, graph, _ = bound_inputs(request, about_sizes(note))
-    found = explain_graph(graph, target, cost, options)
+    found = explain_graph(graph, target, target_cost(config), target_options(config, options))
     if not launches:
         return found
     try:
@@ -175,11 +182,27 @@ def _collect(rules: dict[str, RuleRecord], step: Pass, label: str, trace: Trace)
     names = {r.name for r in step.rules} if isinstance(step, RulePass) else {step.name}
     for name in names:
         rules[name].passes.append(label)
-        rules[name].misses = trace.nearest(name)
+        rules[name].misses = _nearest(name, rules[name].misses, trace)
     for done in trace.fired:
         # A pass may note its work under a name of its own.
         record = rules.setdefault(done.rule, RuleRecord(done.rule, _purpose(step), step.exact))
         record.fired.append((label, done))
+
+
+def _nearest(name: str, earlier: list[Missed], trace: Trace) -> list[Missed]:
+    """Return the misses of one more pass with those of earlier ones, nearest first.
+
+    An earlier miss goes where the rule has fired since, or declined again.
+    """
+    found = trace.nearest(name)
+    done = {n for f in trace.fired if f.rule == name for n in f.origin.split(ORIGINS_BETWEEN)}
+    again = {m.origin for m in found}
+    kept = [
+        m
+        for m in earlier
+        if m.origin not in again and not done.issuperset(m.origin.split(ORIGINS_BETWEEN))
+    ]
+    return sorted(found + kept, key=lambda m: -m.score)
 
 
 def _purpose(step: Pass) -> str:
