@@ -7,6 +7,7 @@ import pytest
 from monograph.ir.dtype import f16, f64, u8
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Abs, Add, Mul, Sigmoid
+from monograph.ops.pad_tile import Tile
 from monograph.ops.shape import Broadcast, Reshape, Slice, Transpose
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
@@ -73,3 +74,14 @@ def test_results_in_the_place_of_an_operand() -> None:
     """A result that overwrites an operand which is read in its own order."""
     x, y = Abs()(value("f32[34, 18]")), Abs()(value("f32[18, 34]", "y"))
     check(graph_of(Abs()(Add()(Transpose((1, 0))(x), y))))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "f64", "u8", "i64", "bool"])
+def test_repeated_and_divided_dimensions(kind: str) -> None:
+    """Views that divide a counter: its parts are loops of their own, short rows narrow vectors."""
+    for size, repeats in (((3, 28), (2, 2)), ((5, 7), (3, 4)), ((2, 1, 16), (2, 3, 3))):
+        check(graph_of(Tile(repeats)(value(f"{kind}{list(size)}"))), steps=1)
+    x = value(f"{kind}[2, 12, 20]")
+    check(graph_of(Transpose((2, 0, 1))(Reshape((2, 6, 40))(x))), steps=1)
+    check(graph_of(Reshape((24, 20))(Transpose((1, 0, 2))(x))), steps=1)
+    check(graph_of(Reshape((4, 120))(Tile((1, 1, 2))(Slice((0, 0, 0), (2, 6, 20), (1, 1, 1))(x)))))

@@ -70,3 +70,16 @@ def test_every_nth_element_is_a_view(dtype: str, rounding: str) -> None:
         op = Resize((2, 3), (6, 3), coordinates=coordinates, rounding=rounding)
         check(graph_of(op(value(f"{dtype}[1, 3, 12, 9]"))))
     check(graph_of(Resize((0,), (1,))(value(f"{dtype}[7, 3]"))), steps=1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "u8", "i32"])
+@pytest.mark.parametrize("mode", [NEAREST, LINEAR, CUBIC])
+def test_the_last_axis(dtype: str, mode: str) -> None:
+    """Rows of few and of many channels, of vectors and of single elements."""
+    for shape, axes, sizes in (
+        ("1, 3, 9, 20", (2, 3), (5, 37)),
+        ("2, 9, 6, 7", (2, 3), (11, 5)),
+        ("2, 19", (1,), (50,)),
+        ("3, 5, 1", (1, 2), (2, 17)),
+    ):
+        check(graph_of(Resize(axes, sizes, mode=mode)(value(f"{dtype}[{shape}]"))))

@@ -44,7 +44,7 @@ def split_axes(graph: Graph) -> Graph:
             return new
         if isinstance(new.op, RoiAlign):
             return _with_channels_together(new)
-        return _pool_of_channels_last(new) or _axis_by_axis(new) or new
+        return _channels_last(new) or _axis_by_axis(new) or new
 
     return graph.rebuild(rebuilt)
 
@@ -53,16 +53,25 @@ MANY_CHANNELS = 4
 """With this many channels, vectors of channels repay the copies that put them side by side."""
 
 
-def _pool_of_channels_last(value: Value) -> Value | None:
-    """Return a pool of channels first as one of channels last, between copies."""
+def _channels_last(value: Value) -> Value | None:
+    """Return an op of channels first as one of channels last, between copies."""
     op, x = value.op, value.inputs[0]
-    if not isinstance(op, (MaxPool, AveragePool, LpPool)) or op.auto:
-        return None
-    if op.layout != CHANNELS_FIRST or x.tensor.static[1] < MANY_CHANNELS:
-        return None
     rank = x.tensor.rank
-    turned = Copy()(Transpose((0, *range(2, rank), 1))(x))
-    made: Value = replace(op, layout=CHANNELS_LAST)(turned)
+    if rank < 3 or x.tensor.static[1] < MANY_CHANNELS:
+        return None
+    last: Op
+    if isinstance(op, (MaxPool, AveragePool, LpPool)):
+        if op.auto or op.layout != CHANNELS_FIRST:
+            return None
+        last = replace(op, layout=CHANNELS_LAST)
+    elif isinstance(op, Resize):
+        # Where the last axis keeps its elements, they are contiguous already.
+        if op.mode == NEAREST or min(op.axes) < 2 or op.axes[-1] != rank - 1:
+            return None
+        last = replace(op, axes=tuple(a - 1 for a in op.axes))
+    else:
+        return None
+    made = last(Copy()(Transpose((0, *range(2, rank), 1))(x)))
     return Transpose((0, rank - 1, *range(1, rank - 1)))(_axis_by_axis(made) or made)
 
 

@@ -34,6 +34,8 @@ UNROLL = 4
 HEAVY = 6
 """The most ops of an expression that is unrolled: more would run out of registers."""
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
+SHORT = 4
+"""The most vectors of a row whose rest is worth narrower vectors."""
 LEAST_TILE = 4
 """The least size of a tile that is transposed in registers."""
 Body: TypeAlias = Callable[[Point], None]
@@ -155,7 +157,7 @@ class LoopNest:
         start, stop = span
         for width in _widths(inner.extent, lanes, unroll):
             vectors = max(width // max(lanes, 1), 1)
-            step = lanes if width >= lanes > 0 else 0
+            step = min(width, lanes) if width > 1 else 0
 
             def some(i: Int, _: list[Reg], vectors: int = vectors, step: int = step) -> None:
                 for k in range(vectors):
@@ -176,12 +178,16 @@ class LoopNest:
 
 
 def _widths(extent: int, lanes: int, unroll: int) -> list[int]:
-    """Return group sizes, largest first; size 1 takes the rest."""
-    if not lanes or extent < lanes:
+    """Return group sizes, largest first; size 1 takes the rest, behind narrower vectors if a row is
+    short.
+    """
+    if lanes < 2 or extent < lanes:
         return [1]
     widths = [unroll * lanes] if unroll > 1 and extent >= unroll * lanes else []
     widths.append(lanes)
-    return widths if extent % lanes == 0 and len(widths) == 1 else [*widths, 1]
+    if extent < SHORT * lanes:
+        widths += [w for w in (lanes // 2, lanes // 4) if w >= LEAST_TILE and extent % lanes & w]
+    return widths if extent % widths[-1] == 0 and len(widths) == 1 else [*widths, 1]
 
 
 def _nothing(point: Point) -> None:
@@ -302,8 +308,18 @@ def pointwise(context: KernelContext) -> Kernel:
     if 0 in shape:
         return context.finish(b)
     elements = elements_of(context, b)
+    widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
+    lanes = context.features.lanes(max(widest, 32))
     plain = counters(shape)
-    at = merge(shape, plain, _positions(context, elements.plan(region.outputs, plain), plain))
+    positions = _positions(context, elements.plan(region.outputs, plain), plain)
+    # Where a view divides a counter, its parts become loops of their own.
+    parts = [_parts(c, positions, lanes if c is plain[-1] else 1) for c in plain]
+    sizes = [size for each in parts for size in each]
+    split = counters(sizes)
+    positions = _positions(
+        context, elements.plan(region.outputs, _joined(parts, split)), _joined(parts, split)
+    )
+    at = _joined(parts, merge(sizes, split, positions))
     order = elements.plan(region.outputs, at)
 
     def body(point: Point, loaded: Mapping[Element, Scalar] | None = None) -> None:
@@ -312,8 +328,6 @@ def pointwise(context: KernelContext) -> Kernel:
             elements.store(value, at, made[Element(value, at)], point)
 
     heavy = sum(bool(r.operands) for r in order) > HEAVY
-    widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
-    lanes = context.features.lanes(max(widest, 32))
     nest = LoopNest(b, at, context.threads)
     turned = {} if heavy else _turned(elements, order, nest.counters, lanes)
     if turned:
@@ -322,6 +336,31 @@ def pointwise(context: KernelContext) -> Kernel:
     else:
         nest.run(body, lanes, 1 if heavy else UNROLL)
     return context.finish(b)
+
+
+def _parts(index: Index, positions: Sequence[Index], least: int) -> tuple[int, ...]:
+    """Return the sizes that the extent of a counter is divided into.
+
+    Positions divide it by the last of them, which has at least `least` elements.
+    """
+    ((whole, _),) = index.terms or ((None, 0),)
+    if not isinstance(whole, Counter):
+        return (1,)
+    for position in positions:
+        for atom, _ in position.terms:
+            if isinstance(atom, Counter) or atom.index != index:
+                continue
+            if least <= atom.by < whole.extent and whole.extent % atom.by == 0:
+                return whole.extent // atom.by, atom.by
+    return (whole.extent,)
+
+
+def _joined(parts: Sequence[tuple[int, ...]], at: Indices) -> Indices:
+    """Return the index of each dimension from those of its parts."""
+    rest = iter(at)
+    return tuple(
+        next(rest) if len(sizes) == 1 else next(rest) * sizes[1] + next(rest) for sizes in parts
+    )
 
 
 def _positions(context: KernelContext, order: Sequence[Resolved], at: Indices) -> list[Index]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from monograph.codegen.llvm.module.kernel import (
     LlvmPacked,
     kernel_for,
     pointers,
+    share,
 )
 from monograph.ir import Array, DType, Value
 from monograph.ir.dtype import f32, f64
@@ -93,6 +96,11 @@ class _Resize:
             for a in self.axes
             if a.weights is not None
         ]
+        self.by_rows = self._reads_rows()
+        self.turned = -1
+        if self.by_rows and self.weights:
+            turned = np.asarray(self.axes[-1].weights, self.dtype.numpy).T
+            self.turned = context.argument(LlvmPacked(np.ascontiguousarray(turned)))
         self.outside = {
             i: context.argument(LlvmPacked(a.outside.astype(np.uint8)))
             for i, a in enumerate(self.axes)
@@ -103,8 +111,76 @@ class _Resize:
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)
         if 0 not in self.shape:
-            self._loops()
+            self._rows() if self.by_rows else self._loops()
         return context.finish(b)
+
+    def _reads_rows(self) -> bool:
+        """Return True if the last axis is resized, and no output is outside of the image."""
+        last = self.op.axes[-1:] == (len(self.shape) - 1,)
+        return last and not any(a.outside.any() for a in self.axes)
+
+    def _rows(self) -> None:
+        """Loop over rows; the taps of the other axes are the same for all of a row."""
+        b, (*outer, width) = self.b, self.shape
+        lanes = self.context.features.lanes(max(32, self.dtype.bits))
+
+        def row(i: Int, _: list[Reg]) -> None:
+            index = b.coordinates(i, outer)
+            at: Int = self.x.offset
+            for axis, (number, stride) in enumerate(zip(index, self.x.strides, strict=False)):
+                at = at if axis in self.op.axes else b.add(at, b.mul(number, stride))
+            lines = self._lines(index, at, None, 0)
+            whole = width // lanes * lanes
+            b.loop(0, whole, lanes, lambda c, _: self._across(index, c, lines, lanes))
+            b.loop(whole, width, 1, lambda c, _: self._across(index, c, lines, 1))
+
+        b.loop(*share(b, math.prod(outer), self.context.threads), 1, row)
+
+    def _lines(
+        self, index: Sequence[Int], at: Int, weight: Scalar | None, depth: int
+    ) -> list[tuple[Int, Scalar | None]]:
+        """Return the offsets and weights of the lines that a row reads."""
+        if depth == len(self.axes) - 1:
+            return [(at, weight)]
+        found = []
+        for place, factor in self._taps(index[self.axes[depth].axis], weight, depth):
+            found += self._lines(index, self.b.add(at, place), factor, depth + 1)
+        return found
+
+    def _across(
+        self,
+        index: Sequence[Int],
+        c: Int,
+        lines: Sequence[tuple[Int, Scalar | None]],
+        lanes: int,
+    ) -> None:
+        """Compute contiguous elements of a row."""
+        b, s, given = self.b, self.scalars, self.given.dtype
+        axis, width = self.axes[-1], self.shape[-1]
+        count = axis.places.shape[1]
+        table = b.arguments[f"p{self.places[-1]}"]
+        columns = []
+        for t in range(count):
+            entries = [b.add(b.mul(b.add(c, k), count), t) for k in range(lanes)]
+            places = [b.load("i64", b.offset(table, b.mul(e, 8)), 8) for e in entries]
+            own = None
+            if axis.weights is not None:
+                where = b.mul(b.add(c, t * width), self.dtype.itemsize)
+                pointer = b.offset(b.arguments[f"p{self.turned}"], where)
+                own = s.load(self.dtype, pointer, lanes if lanes > 1 else 0)
+            columns.append((places, own))
+        total: Scalar | None = None
+        for at, outer in lines:
+            for places, own in columns:
+                starts = [b.mul(b.add(at, p), given.itemsize) for p in places]
+                loads = [s.load(given, b.offset(self.pointer, start)) for start in starts]
+                x = s.gathered(loads) if lanes > 1 else loads[0]
+                x = x if given == self.dtype else s.cast(x, self.dtype)
+                if own is not None:
+                    x = s.mul(x, own if outer is None else s.mul(outer, own))
+                total = x if total is None else s.add(total, x)
+        assert total is not None
+        self.epilogue.store([*index, c], self._finish(total, index).reg, lanes)
 
     def _loops(self) -> None:
         shape = self.shape or (1,)
@@ -142,17 +218,22 @@ class _Resize:
         """Return the weighted sum over the taps of all resized axes, from one of them inwards."""
         if depth == len(self.axes):
             return self._add(at, weight, sums, run, lanes)
+        for place, factor in self._taps(index[self.axes[depth].axis], weight, depth):
+            sums = self._gather(index, self.b.add(at, place), factor, sums, run, lanes, depth + 1)
+        return sums
+
+    def _taps(self, output: Int, weight: Scalar | None, depth: int) -> list[tuple[Reg, Any]]:
+        """Return the offsets of the taps of an output along an axis, and their weights."""
         b, axis = self.b, self.axes[depth]
         count = axis.places.shape[1]
+        found = []
         for t in range(count):
-            entry = b.add(b.mul(index[axis.axis], count), t)
+            entry = b.add(b.mul(output, count), t)
             table = b.arguments[f"p{self.places[depth]}"]
             place = b.load("i64", b.offset(table, b.mul(entry, 8)), 8)
-            factor = weight
-            if axis.weights is not None:
-                factor = self._weight(depth, entry, weight)
-            sums = self._gather(index, b.add(at, place), factor, sums, run, lanes, depth + 1)
-        return sums
+            own = weight if axis.weights is None else self._weight(depth, entry, weight)
+            found.append((place, own))
+        return found
 
     def _weight(self, depth: int, entry: Int, outer: Scalar | None) -> Scalar:
         b, size = self.b, self.dtype.itemsize

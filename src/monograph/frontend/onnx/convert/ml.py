@@ -279,6 +279,9 @@ def one_hot_encoder(n: Node) -> Value:
     x = x if x.dtype.is_string else cast(x, i64)
     places = {key: i for i, key in enumerate(labels.tolist())}
     kept = list(places.values())
+    if not x.dtype.is_string and n.attr_flag("zeros", True) and len(kept) == len(labels):
+        column = sh.Unsqueeze((x.tensor.rank,))(x)
+        return cast(ew.Equal()(column, constant(labels)), f32)
     default = Literal(np.array(-1)) if n.attr_flag("zeros", True) else None
     place = Lookup(Literal(labels[kept]), Literal(np.array(kept)), default)(x)
     column = sh.Unsqueeze((place.tensor.rank,))(place)
