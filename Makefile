@@ -19,7 +19,7 @@ KINDS ?= single dynamic counted zero
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench cliffs docs clean
-.PHONY: campaign campaign-codegen nnsmith mutants dropin
+.PHONY: campaign campaign-codegen nnsmith mutants dropin package
 .PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -114,6 +114,9 @@ cliffs: $(STAMP) ## Time every op and model beside ONNX Runtime, and list those 
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py
+
+package: $(STAMP) ## Build wheel and sdist; install each in a clean environment and run the demo there
+	$(BIN)/python scripts/package.py $(ARGS)
 
 clean: ## Remove .venv, caches and builds
 	rm -rf $(VENV) $(GPU_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info

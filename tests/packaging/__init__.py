@@ -1,0 +1,1 @@
+"""Tests of the wheel, the sdist and the container files."""
