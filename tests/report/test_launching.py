@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.parser
 import pytest
 
 from monograph.report.commands.execute import RunRequest
@@ -166,3 +169,66 @@ def test_explain_tells_too(tmp_path: Path) -> None:
     assert "launches on gpu: 1 region, " in text
     assert "no host steps" in text
     assert call_json("explain", path)["launches"]["summary"].startswith("1 region")
+
+
+def decoded_conv(folder: Path) -> Path:
+    """A convolution of 64 x 64 channels whose int8 weights are dequantised per channel."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 9, opset_import: ["" : 21]>
+        g (float[1, 64, 8, 8] x) => (float[1, 64, 6, 6] y)
+        <int8[64, 64, 3, 3] codes, float[64] scale, int8[64] zero> {
+            [Decode] w = DequantizeLinear <axis = 0> (codes, scale, zero)
+            [Layer] y = Conv (x, w)
+        }
+        """
+    )
+    data = {
+        "codes": np.arange(64 * 64 * 9).reshape(64, 64, 3, 3).astype(np.int8),
+        "scale": np.ones(64, np.float32),
+        "zero": np.zeros(64, np.int8),
+    }
+    for name, array in data.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, folder / "decoded.onnx")
+    return folder / "decoded.onnx"
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_weights_that_each_run_decodes_are_reported(target: str, tmp_path: Path) -> None:
+    path = decoded_conv(tmp_path)
+    wanted = [{"nodes": ["Decode"], "bytes": 64 * 64 * 9 * 4}]
+    assert call_json("inspect", path)["expanded_weights"] == wanted
+    assert call_json("inspect", path, "--target", target)["launches"]["expanded_weights"] == wanted
+    assert "weights that every run decodes" in call("inspect", path).stdout
+
+
+def test_compiling_warns_of_weights_that_each_run_decodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = load(decoded_conv(tmp_path), "cpu", cache_dir="")
+    feeds = {"x": np.ones((1, 64, 8, 8), np.float32)}
+    for _ in range(3):
+        session.run(feeds)
+    told = [r.message for r in caplog.records if "decodes constant weights" in r.message]
+    assert told == ["each run decodes constant weights into 0.1 MB: Decode"]
+
+
+def test_codes_that_a_product_reads_are_not_reported(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 9, opset_import: ["" : 21]>
+        g (float[4, 128] x) => (float[4, 256] y)
+        <int8[128, 256] codes, float[256] scale, int8[256] zero> {
+            w = DequantizeLinear <axis = 1> (codes, scale, zero)
+            y = MatMul (x, w)
+        }
+        """
+    )
+    codes = np.arange(128 * 256).reshape(128, 256).astype(np.int8)
+    for name, array in (("codes", codes), ("scale", np.ones(256, np.float32))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    zero = onnx.numpy_helper.from_array(np.zeros(256, np.int8), "zero")
+    model.graph.initializer.append(zero)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert call_json("inspect", tmp_path / "m.onnx")["expanded_weights"] == []

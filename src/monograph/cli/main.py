@@ -132,6 +132,8 @@ def inspect(
     It lists inputs, outputs, open dimensions, weights and ops. For unsupported ops it lists the
     nodes and says what to do.
 
+    Constant weights that every run decodes or casts again are listed, with their bytes.
+
     With --target it also shows the launches of a run: regions, kernels, and the ops that split a
     run, with the reason. This compiles nothing and needs no GPU, torch or triton.
 
@@ -147,7 +149,7 @@ def inspect(
 
         found = inspect_model(model)
         told = tables.inspection_json(str(model), found)
-        if target is None or not found.supported:
+        if not found.supported or (target is None and not found.codes):
             show(as_json, told, lambda out: tables.show_inspection(out, str(model), found))
         else:
             from monograph.report.commands import launch_regions
@@ -155,13 +157,19 @@ def inspect(
             request = make_request(
                 model, target, dim, None, inputs, 0, ranges=input_range, values=value
             )
-            launched = launch_regions.try_launching(request, note)
+            launched = launch_regions.try_launching(request, note if target else lambda _: None)
 
             def both(out: Console) -> None:
                 tables.show_inspection(out, str(model), found)
-                launch_regions.show_told(out, launched, target, note)
+                if target is None:
+                    launch_regions.show_expanded(out, launch_regions.expanded_in(launched))
+                else:
+                    launch_regions.show_told(out, launched, target, note)
 
-            show(as_json, told | {"launches": launch_regions.launching_json(launched)}, both)
+            more = launch_regions.launching_json(launched)
+            if target is None:
+                told["expanded_weights"] = more.get("expanded_weights", [])
+            show(as_json, told if target is None else told | {"launches": more}, both)
         if found.problem is not None and not found.missing:
             raise typer.Exit(BAD_USAGE)
 

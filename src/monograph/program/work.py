@@ -6,15 +6,25 @@ iterations there are, the operations are NaN: reports must not show them as a nu
 
 from __future__ import annotations
 
+import logging
 import math
+from dataclasses import dataclass
 
+from monograph.errors import some_of
 from monograph.ir import Constant, Graph, Input, Item, TensorType, Value
+from monograph.ir.graph import all_values
+from monograph.ops.cast import Cast
 from monograph.ops.control import If, Loop, Scan
+from monograph.ops.quant import Dequantize
 from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.fusion.region import Region
 from monograph.program.legalise.expand import expand
 from monograph.program.program import Program, Step
 from monograph.rewrite import Work
+
+_log = logging.getLogger("monograph")
+EXPANDED_BYTES = 1 << 14
+"""Fewer bytes are not worth a report: scales and small tables."""
 
 
 def step_work(step: Step) -> Work:
@@ -37,6 +47,45 @@ def outer_work(step: Step) -> Work:
 def program_work(program: Program) -> Work:
     """Return the work of all steps."""
     return sum(map(step_work, program.steps), Work(0, 0, 0))
+
+
+@dataclass(frozen=True)
+class ExpandedWeights:
+    """Constant codes that a step turns into numbers again in every run."""
+
+    nodes: list[str]
+    bytes: int
+    """The bytes of the numbers that each run writes."""
+
+
+def expanded_weights(program: Program) -> list[ExpandedWeights]:
+    """Return the weights that a program decodes or casts in every run, largest first."""
+    found = []
+    for step in program.steps:
+        region = step.region
+        decodes = any(isinstance(v.op, (Dequantize, Cast)) for v in region.body)
+        made = int(sum(map(_bytes, region.outputs)))
+        if decodes and made >= EXPANDED_BYTES and all(v.closed for v in region.outputs):
+            found.append(ExpandedWeights(step.nodes, made))
+    return sorted(found, key=lambda w: -w.bytes)
+
+
+def holds_codes(graph: Graph) -> bool:
+    """Return True if a graph decodes or casts constants of some size, before any rewrite."""
+    return any(
+        isinstance(v.op, (Dequantize, Cast)) and v.closed and _bytes(v) >= EXPANDED_BYTES
+        for v in all_values(graph)
+        if isinstance(v.type, TensorType) and v.type.is_static
+    )
+
+
+def warn_of_expansion(program: Program) -> None:
+    """Log a warning if a program decodes or casts weights in every run."""
+    if not (found := expanded_weights(program)):
+        return
+    total = sum(w.bytes for w in found) / 1e6
+    nodes = some_of([node for w in found for node in w.nodes[:1]])
+    _log.warning("each run decodes constant weights into %.1f MB: %s", total, nodes)
 
 
 def _inside(value: Value) -> Work:

@@ -19,6 +19,7 @@ from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
 from monograph.ir.graph import all_values
 from monograph.ir.op import STRUCTURE
 from monograph.program.legalise.lower_random import random_op_names
+from monograph.program.work import holds_codes
 from monograph.session import ModelSource
 
 
@@ -68,6 +69,8 @@ class Inspection:
     host: dict[str, str]
     """Canonical ops that run on the host on the CPU target, with the reason."""
     missing: tuple[MissingOp, ...]
+    codes: bool
+    """True if constants of some size are decoded or cast; rewrites may fold them."""
     problem: MonographError | None
     """The reason why the import fails; None if it does not."""
 
@@ -114,6 +117,7 @@ def inspect_model(source: ModelSource) -> Inspection:
         random=[] if graph is None else random_op_names(graph),
         host={} if graph is None else host_reasons(graph),
         missing=missing,
+        codes=graph is not None and holds_codes(graph),
         problem=problem,
     )
 

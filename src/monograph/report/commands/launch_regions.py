@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,6 +26,7 @@ from monograph.program.launch_regions import (
 )
 from monograph.program.lowering import lower
 from monograph.program.program import Program, Step
+from monograph.program.work import ExpandedWeights, expanded_weights
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising
 from monograph.report.render.console import table
 from monograph.runtime.counts import DATA_DECIDE
@@ -177,6 +178,7 @@ def launching_json(found: Launching | MonographError) -> dict[str, Any]:
         ],
         "ends": list(found.ends),
         "bounds_checks": unproven_addresses(found.program),
+        "expanded_weights": [asdict(w) for w in expanded_weights(found.program)],
     }
 
 
@@ -190,9 +192,25 @@ def show_told(
         show_launching(out, found)
 
 
+def expanded_in(found: Launching | MonographError) -> list[ExpandedWeights]:
+    """Return the weights that each run decodes or casts; none if the launches are unknown."""
+    return [] if isinstance(found, MonographError) else expanded_weights(found.program)
+
+
+def show_expanded(out: Console, found: Sequence[ExpandedWeights]) -> None:
+    """Print the weights that each run decodes or casts; nothing if there are none."""
+    if not found:
+        return
+    rows = table("weights that every run decodes", "ONNX nodes", "bytes", right=(1,))
+    for weights in found:
+        rows.add_row(escape(some_of(weights.nodes)), f"{weights.bytes:,}")
+    out.print(rows)
+
+
 def show_launching(out: Console, found: Launching) -> None:
     """Print one line; with host steps also a table of all launches."""
     out.print(escape(f"launches on {found.target}: {found.text}"), highlight=False)
+    show_expanded(out, expanded_weights(found.program))
     if not found.host:
         return
     rows = table("launches", "", "steps", "kernels", "why", "ONNX nodes", right=(2,))

@@ -22,7 +22,7 @@ from monograph.program.launch_regions import step_name
 from monograph.program.lowering import lower
 from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step
-from monograph.program.work import outer_work, program_work
+from monograph.program.work import outer_work, program_work, warn_of_expansion
 from monograph.rewrite.cost import LinearCost, Work
 from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import Buffer, DiskCache, make_key
@@ -244,6 +244,7 @@ def compile_lowered(
     """
     checked = make_config().checked if checked is None else checked
     threads = useful_threads(program, threads)
+    warn_of_expansion(program)
     module = compile_program(program, features, threads, winograd, checked=checked)
     objects = object_code(module.texts, features, cache, progress)
     # The text can be as large as the weights, and has served its purpose.

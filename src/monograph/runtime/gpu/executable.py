@@ -36,7 +36,7 @@ from monograph.program.legalise.normalise import cast_first
 from monograph.program.lowering import lower
 from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
 from monograph.program.program import Program, Step
-from monograph.program.work import program_work
+from monograph.program.work import program_work, warn_of_expansion
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.bound_program import (
@@ -111,6 +111,7 @@ def compile_program(
 ) -> GpuModule:
     """The chosen works of a program and their places; no device is needed."""
     check_served(program)
+    warn_of_expansion(program)
     chosen: list[tuple[Step, tuple[Work, ...]]] = []
     host: list[tuple[int, Step]] = []
     for step in program.steps:
