@@ -19,7 +19,7 @@ KINDS ?= single dynamic counted zero
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench cliffs docs clean
-.PHONY: campaign campaign-codegen nnsmith mutants dropin package
+.PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -114,6 +114,10 @@ cliffs: $(STAMP) ## Time every op and model beside ONNX Runtime, and list those 
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/supported_ops.py
+
+site: $(STAMP) ## Build the documentation as a site: build/site/index.html
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 package: $(STAMP) ## Build wheel and sdist; install each in a clean environment and run the demo there
 	$(BIN)/python scripts/package.py $(ARGS)

@@ -23,7 +23,10 @@ GUIDES = [
         f"docs/{name}.md"
         for name in (
             "capture", "command-line", "errors", "explain", "generate", "gpu", "migration",
-            "profiling", "python-api", "untrusted-models",
+            "profiling", "python-api", "untrusted-models", "index", "quick-start",
+            "tutorials/detector-cpu", "tutorials/gpu-capture", "tutorials/language-model",
+            "tutorials/ocr-sizes", "how-to/containers", "how-to/start-faster",
+            "how-to/wrong-numbers", "support",
         )
     ),
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from tests.mutants.targets import GROUPS, needs_torch, stages
 ROOT = Path(__file__).parents[2]
 COPIED = (
     "src", "tests", "docs", "scripts", "benchmarks", "pyproject.toml", "Makefile", "README.md",
-    "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", ".gitignore",
+    "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", ".gitignore", "mkdocs.yml", "docker",
 )  # fmt: skip
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 NO_TESTS = 5
