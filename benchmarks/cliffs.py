@@ -114,12 +114,13 @@ def dearest(request: RunRequest, threads: int) -> list[str]:
     return [f"{s.step.region.kind} {s.seconds * 1e6:.0f} us" for s in slowest]
 
 
-def save(results: list[Result], refused: dict[str, str], folder: Path) -> Path:
+def save(results: list[Result], refused: dict[str, str], threads: int, folder: Path) -> Path:
     path = result_path(folder, "cliffs", platform.machine()).with_suffix(".json")
     record = {
         "date": date.today().isoformat(),
         "machine": platform.machine(),
         "versions": installed((MONOGRAPH, "llvmlite", ONNXRUNTIME)),
+        "threads": threads,
         "bar": BAR,
         "cases": {r.name: asdict(r) | {"ratio": r.ratio} for r in results},
         "refused": refused,
@@ -137,8 +138,8 @@ def main() -> int:
     results: list[Result] = []
     refused: dict[str, str] = {}
     print(f"{'case':44} {'own us':>10} {'peer us':>10} {'ratio':>7}")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, request in requests(options.k, Path(folder)):
+    with tempfile.TemporaryDirectory() as made:
+        for name, request in requests(options.k, Path(made)):
             try:
                 results.append(measure(name, request, options.threads))
             except (MonographError, RuntimeError, ValueError) as e:
@@ -151,7 +152,8 @@ def main() -> int:
     for result in missed:
         print(result.line())
     if not options.k or options.results:
-        print(f"written: {save(results, refused, options.results or HERE / 'results').name}")
+        folder = options.results or HERE / "results"
+        print(f"written: {save(results, refused, options.threads, folder).name}")
     return 0
 
 
