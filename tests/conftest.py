@@ -15,6 +15,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def fixed_cost() -> object:
+    """Rewrites go by the default costs: tests that assert them must not depend on the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("monograph.runtime.cpu.host_cost._measured", lambda *_: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def unchecked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that look at kernels' text, their speed or their keys want them without checks."""

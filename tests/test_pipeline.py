@@ -12,6 +12,7 @@ from monograph import pipeline
 from monograph.errors import ConfigError
 from monograph.ir import Graph, Value, constant, dtype, unpack
 from monograph.ops.control import If
+from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Abs, Add, Clip, Exp, Less, Mul, Neg, Sigmoid, Sub, Tanh
 from monograph.ops.linear import Dot
 from monograph.ops.random import RandomNormal, fresh_uid
@@ -232,3 +233,19 @@ def test_the_work_grows_linearly_with_the_graph() -> None:
         assert len(optimise(graph).values) < len(graph.values)
 
     check_linear(optimise_layers, 100)
+
+
+def test_a_join_that_leaves_one_reader_lets_convolutions_compose() -> None:
+    rng = np.random.default_rng(0)
+
+    def pixels(x: Value, channels: int) -> Value:
+        weights = rng.normal(size=(channels, x.tensor.static[1], 1, 1)).astype(np.float32)
+        return Conv((1, 1), (0, 0), (0, 0), (1, 1))(x, constant(weights))
+
+    image = value("f32[1, 8, 16, 16]")
+    shared = pixels(image, 8)
+    before = graph_of(Exp()(pixels(shared, 4)), Tanh()(pixels(shared, 3)))
+    environment = Environment()
+    after = optimise(before, environment=environment, verify_passes=True)
+    assert sum(isinstance(v.op, Conv) for v in after.values) == 1
+    assert {"fuse_shared_input", "compose_pointwise"} <= set(environment.trace.counts())

@@ -46,6 +46,7 @@ from monograph.passes.rule_passes import (
     Simplify,
 )
 from monograph.rewrite import CPU_COST, GPU_COST, CostModel
+from monograph.runtime.cpu.host_cost import host_cost
 from monograph.runtime.numerics.bisect import NumericCheck, check_pass
 
 
@@ -89,6 +90,7 @@ STAGES: tuple[Stage, ...] = (
             HoistRows(),
             CollapseViews(),
             HoistConvs(),
+            ComposeConvs(),  # a join may leave a convolution with one reader
         ),
     ),
     Stage(
@@ -183,8 +185,10 @@ def target_options(config: Config, given: PassOptions | None = None) -> PassOpti
 
 
 def target_cost(config: Config) -> CostModel:
-    """Return the cost model of a configuration's target."""
-    return GPU_COST if config.on_gpu else CPU_COST
+    """Return the cost model of a configuration's target; that of the CPU is measured once."""
+    if config.on_gpu:
+        return GPU_COST
+    return host_cost(config) if config.target == "cpu" else CPU_COST
 
 
 def optimise(

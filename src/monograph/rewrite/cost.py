@@ -1,6 +1,7 @@
 """The cost model that rules and passes ask, and a default for each target.
 
-Targets refine these numbers with measurements; rules never hold a threshold of their own.
+The CPU target replaces the figures of `CPU_COST` by measured ones (`runtime/cpu/host_cost.py`).
+Rules never hold a threshold of their own.
 """
 
 from __future__ import annotations
