@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ def test_demo_checks_times_and_writes_a_report(tmp_path: Path):
         assert part in page
     assert "http" not in page, "the page needs no other files"
     assert call("inspect", folder / "detector.onnx").exit_code == 0
+    found = call_json("demo", "--folder", folder, "--seconds", "0.1", "--threads", "1")
+    assert (found["ok"], found["report"]) == (True, str(report))
+    assert found["verification"]["ok"]
+    assert found["bench"]["own_threads"] == 1
 
 
 def test_demo_names_a_folder_that_cannot_be_written(tmp_path: Path):
@@ -69,6 +74,22 @@ def test_doctor_says_why_a_gpu_is_not_used(
     monkeypatch.setattr(doctor, "open_device", fail)
     found = doctor.find_gpu()
     assert (found.usable, found.problem, found.remedy) == (False, problem, remedy)
+
+
+def test_doctor_names_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    device = SimpleNamespace(name="NVIDIA H200", arch=SimpleNamespace(name="sm_90"))
+    monkeypatch.setattr(doctor, "open_device", lambda _: device)
+    monkeypatch.setattr(doctor, "_torch_platform", lambda: "CUDA 12.8")
+    result = call("doctor")
+    assert "NVIDIA H200 (sm_90, CUDA 12.8)" in result.stdout
+    assert "No GPU is used" not in result.stdout
+
+
+def test_doctor_explains_a_quota(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "cgroup_quota", lambda: 0.5)
+    found = doctor.diagnose()
+    assert found.cpu.quota == 0.5
+    assert any("limits this process to 0.5 of" in line for line in found.advice)
 
 
 def test_doctor_fails_where_the_compiler_fails(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ from typing import Any, assert_type
 import numpy as np
 
 import monograph
+import monograph.onnxruntime as ort
 from monograph import Generator, Session, errors
 from monograph.config import Config
 
@@ -32,6 +33,14 @@ def tell(folder: str) -> None:
     assert_type(generator.stop_tokens, tuple[int, ...])
     for piece in generator.stream([1, 2, 3], max_new_tokens=8):
         print(piece)
+
+
+def detect_as_before(path: str) -> list[Any]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feeds = {port.name: np.zeros((1, 3, 64, 64), np.float32) for port in session.get_inputs()}
+    return session.run(None, feeds)
 
 
 assert_type(monograph.__version__, str)
