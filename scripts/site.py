@@ -113,6 +113,8 @@ def performance_page() -> str:
     found = json.loads((RESULTS / "cpu-x86-64.json").read_text())
     peers = ("onnxruntime", "openvino")
     versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
+    threads = {model["threads"] for model in found["models"].values() if model.get("ok")}
+    counted = " or ".join(map(str, sorted(threads)))
     rows = [
         "| model | Monograph | " + " | ".join(f"x {p}" for p in peers) + " |",
         "|---|---:|---:|---:|",
@@ -132,7 +134,7 @@ Measure your own model with `monograph bench model.onnx --against onnxruntime`.
 
 ## CPU, {found["date"]}
 
-{found["machine"]}, 2 threads; {versions}. Median of a run.
+{found["machine"]}, {counted} threads; {versions}. Median of a run.
 
 {chr(10).join(rows)}
 
