@@ -21,6 +21,8 @@ from monograph.runtime.pending import Pending
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 PLOTS = {"cpu": RESULTS / "cpu-x86-64.svg", "gpu": RESULTS / "gpu-h200.svg"}
+COLUMNS = 72
+"""The most columns of a signature on one line."""
 _PARAMETER = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 
 
@@ -55,7 +57,23 @@ def _function(name: str, member: Any) -> list[str]:
     except (TypeError, ValueError):  # a member of a C type
         signature = "(...)"
     signature = re.sub(r"\(self(, )?", "(", signature).replace("'", "")
-    return [f"```text\n{name}{signature}\n```", _prose(inspect.getdoc(member) or "")]
+    return [f"```text\n{_broken(name + signature)}\n```", _prose(inspect.getdoc(member) or "")]
+
+
+def _broken(call: str) -> str:
+    """Return a long signature with one parameter a line."""
+    if len(call) <= COLUMNS:
+        return call
+    start, end = call.index("(") + 1, call.rindex(") -> ") if ") -> " in call else len(call) - 1
+    pieces, depth = [""], 0
+    for letter in call[start:end]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    inside = "".join(f"    {piece.strip()},\n" for piece in pieces)
+    return f"{call[:start]}\n{inside}{call[end:]}"
 
 
 def _members(kind: type) -> list[str]:

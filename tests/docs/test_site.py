@@ -87,6 +87,7 @@ def test_every_public_name_has_a_reference(site: Path) -> None:
     ids = set(re.findall(r'id="([^"]+)"', text))
     wanted = {"monographload", "sessionrun", "sessionrun_async", "generatorgenerate", "config"}
     assert wanted <= ids
+    assert max(len(line) for line in re.findall(r"^    [a-z]\w*: .*,$", text, re.M)) < 90
     for part in ("max_cached_shapes", "FeedError", "an array for every input"):
         assert part in text
 
