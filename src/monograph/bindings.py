@@ -179,9 +179,7 @@ class Bindings:
             key = self._key(feeds)
             if key not in self.executables:
                 with until_ready(self._progress):
-                    made = self._find(feeds)
-                    self.found += made is not None
-                    made = made or self._compile(feeds)
+                    made = self._find(feeds) or self._find_or_compile(feeds)
                 key = self._key(feeds)
                 self.executables[key] = made
                 self._count_gone(self._config.max_cached_shapes)
@@ -278,7 +276,16 @@ class Bindings:
         if artefact is None:
             return None
         self._progress("load", 0, 1)
+        self.found += 1
         return self.target.load(artefact, self._compile_again(feeds, shapes))
+
+    def _find_or_compile(self, feeds: dict[str, Any]) -> Executable:
+        """Compile for such feeds, or wait for another process that does and load its result."""
+        shapes = self._shapes(feeds)
+        if self._store is None or shapes is None:
+            return self._compile(feeds)
+        with self._store.claimed(shapes, lambda: self._progress("wait", 0, 1)) as waited:
+            return (self._find(feeds) if waited else None) or self._compile(feeds)
 
     def _compile_again(self, feeds: dict[str, Any], shapes: Shapes) -> Callable[[], Executable]:
         """Return a function that compiles for such feeds from the model file."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -216,3 +219,33 @@ def test_the_pool_compiles_for_another_architecture() -> None:
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     text = machine.emit_assembly(module)
     assert "fpcr" in text.lower()
+
+
+def test_an_interrupt_does_not_wait_for_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, ended = threading.Event(), threading.Event(), []
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def slow(text: str, _: object) -> bytes:
+        begun.set()
+        assert go.wait(60)
+        ended.append(text)
+        return b""
+
+    def interrupt() -> None:
+        assert begun.wait(60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    monkeypatch.setattr(native, "compile_module", slow)
+    for jobs in (1, 2):
+        begun.clear()
+        go.clear()
+        ended.clear()
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            compile_modules([TWICE, SINE, "a", "b"], host_features(), jobs=jobs)
+        assert not ended, "it waits for no module"
+        go.set()
+        while any(t.name == "monograph-compile" for t in threading.enumerate()):
+            time.sleep(0.001)
+        assert len(ended) <= jobs, "those that have not begun are dropped"

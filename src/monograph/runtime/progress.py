@@ -11,7 +11,8 @@ from monograph.errors import ConfigError
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Takes a stage, what of it is done, and the whole; it may be called from any thread.
 
-Stages are import, rewrite, generate, compile and load, not always all of them; ready is the last.
+Stages are import, wait (for another process that compiles the same), rewrite, generate, compile and
+load, not always all of them; ready is the last.
 For a GPU kernels are measured too: measure, a space, and which problem.
 """
 READY = "ready"

@@ -3,9 +3,10 @@
     DIR/entries/3f/3fa9...e1    one file an entry: a line with a digest, a line of JSON, the parts
 
 An entry is written to a temporary file and renamed. Readers therefore see all of it or nothing,
-and processes need no lock. The digest covers everything after it and is checked on every read; a
-damaged entry is deleted and counts as missing. Nothing is unpickled. An entry is trusted like a
-shared library, so only the user may write to the directory.
+and processes need no lock to be right. A claim saves work: of processes that start together one
+makes an entry, and the others wait for it. The digest covers everything after it and is checked on
+every read; a damaged entry is deleted and counts as missing. Nothing is unpickled. An entry is
+trusted like a shared library, so only the user may write to the directory.
 
 Parts are aligned to cache lines and mapped, not read, so that processes share weights in memory.
 """
@@ -17,12 +18,13 @@ import json
 import logging
 import mmap
 import os
+import platform
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -33,6 +35,12 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.config import Config
 from monograph.ir import Array
 from monograph.runtime.atomic_write import replacing
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: processes compile beside each other
+    fcntl = None
 
 Buffer: TypeAlias = "bytes | memoryview | Array"
 """Contiguous bytes that can be stored."""
@@ -46,6 +54,12 @@ _NEWLINE = 0x0A
 _TEMPORARY = ".new-"
 _STALE_SECONDS = 3600.0
 """Temporary files older than this were left by a process that died."""
+CLAIM_SECONDS = 600.0
+"""The longest time to wait for another process that compiles the same."""
+_POLL_SECONDS = 0.02
+_OWNER = 512
+"""The bytes of a claim that hold its owner."""
+_ENDED = b"ended"
 _LOW_WATER = 0.9
 """The part of the limit that eviction leaves, so that not every write evicts."""
 
@@ -132,6 +146,38 @@ class DiskCache:
         self._evict(path, size)
         return _split(key, data)
 
+    @contextmanager
+    def claimed(self, key: str, waiting: Callable[[], None]) -> Iterator[bool]:
+        """Hold the claim to make the entry of a key; yield True if another process had it first.
+
+        `waiting` is called while this process waits. An owner that ends without the entry, because
+        the entry cannot be stored, frees all that wait. A claim is stale if its owner is gone, or
+        after `CLAIM_SECONDS`; then the caller goes on without it. So two processes may make one
+        entry, but none waits for ever.
+        """
+        place = self._entries.parent / "claims" / key
+        handle = _opened(place) if self._usable and fcntl is not None else None
+        if handle is None:
+            yield False
+            return
+        try:
+            waited, owned = _wait(handle, waiting)
+            ended = os.pread(handle, len(_ENDED), 0) == _ENDED
+            if ended or not owned:
+                _unlock(handle)
+                yield waited or ended
+                return
+            owner = json.dumps([os.getpid(), platform.node()])
+            os.pwrite(handle, owner.ljust(_OWNER).encode(), 0)
+            try:
+                yield waited
+            finally:
+                os.pwrite(handle, _ENDED, 0)
+                _remove(place)
+                _unlock(handle)
+        finally:
+            os.close(handle)
+
     def _path(self, key: str) -> Path:
         return self._entries / key[:2] / key
 
@@ -174,6 +220,54 @@ class DiskCache:
                 break
             _remove(path)
             total -= size
+
+
+def _opened(place: Path) -> int | None:
+    """Open the file of a claim; None if the directory cannot be written to."""
+    try:
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        return os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+
+
+def _wait(handle: int, waiting: Callable[[], None]) -> tuple[bool, bool]:
+    """Lock the file of a claim; return whether another process held it, and whether it is ours."""
+    end, waited = time.monotonic() + CLAIM_SECONDS, False
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # A forked child of an owner that died holds its lock too.
+            gone = waited and _is_gone(os.pread(handle, _OWNER, 0))
+            if gone or time.monotonic() > end:
+                return waited, False
+        except OSError:  # a file system without locks
+            return waited, False
+        else:
+            return waited, True
+        waited = True
+        waiting()
+        time.sleep(_POLL_SECONDS)
+
+
+def _unlock(handle: int) -> None:
+    """Free a claim at once: a forked child may still have the file open."""
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _is_gone(owner: bytes) -> bool:
+    """Return True if the owner of a claim was a process of this machine that has ended."""
+    try:
+        pid, host = json.loads(owner)
+        if host == platform.node():
+            os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, TypeError, OSError):  # not written yet, or the process of another user
+        return False
+    return False
 
 
 def _mapped(file: IO[bytes]) -> memoryview:

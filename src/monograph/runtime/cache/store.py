@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -216,11 +217,20 @@ class CacheStore:
         manifest = {"signature": signature_to_json(signature), "beside": self._external.digests}
         self._cache.put(self._key(), {_MANIFEST: json.dumps(manifest).encode()})
 
+    @contextmanager
+    def claimed(self, shapes: Shapes, waiting: Callable[[], None]) -> Iterator[bool]:
+        """Compile for these shapes while no other process does; True if another one just has."""
+        if self._external is None:
+            yield False
+            return
+        with self._cache.claimed(self._program_key(shapes), waiting) as waited:
+            yield waited
+
     def find(self, shapes: Shapes) -> Artefact | None:
         """Return the program that was compiled for these input shapes, if any."""
         if self._external is None:
             return None
-        key = self._key(shapes=_text(shapes), beside=json.dumps(self._external.digests))
+        key = self._program_key(shapes)
         members = self._cache.get(key)
         if members is None:
             return None
@@ -241,9 +251,12 @@ class CacheStore:
             return None
         if self._external is None or not self._external.unchanged():
             return None
-        key = self._key(shapes=_text(shapes), beside=json.dumps(self._external.digests))
-        members = self._cache.put(key, artefact.members())
+        members = self._cache.put(self._program_key(shapes), artefact.members())
         return None if members is None else Artefact.of(members)
+
+    def _program_key(self, shapes: Shapes) -> str:
+        assert self._external is not None
+        return self._key(shapes=_text(shapes), beside=json.dumps(self._external.digests))
 
     def _key(self, **parts: str) -> str:
         return make_key(self._features, **self._parts, **parts)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -63,21 +66,31 @@ def compile_modules(
         # Code generation should not come on top of what rewriting has freed.
         release_memory()
     objects = [b""] * len(texts)
+    order = deque(sorted(range(len(texts)), key=lambda i: -len(texts[i])))
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
-    def compile_at(index: int) -> None:
-        objects[index] = compile_module(texts[index], features)
-        if finished is not None:
-            finished()
+    def work() -> None:
+        with suppress(IndexError):  # no module is left
+            while True:
+                index = order.popleft()
+                try:
+                    objects[index] = compile_module(texts[index], features)
+                    ended.put(None)
+                except BaseException as e:
+                    ended.put(e)
 
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    jobs = min(jobs or available_threads(), len(texts))
-    if jobs <= 1:
-        for index in order:
-            compile_at(index)
-        return objects
-    with ThreadPoolExecutor(jobs) as executor:
-        for future in [executor.submit(compile_at, i) for i in order]:
-            future.result()
+    # LLVM serves no interrupt, so this thread only waits. The others are daemons: a process that
+    # is interrupted does not wait for a module that nobody wants any more.
+    try:
+        for _ in range(min(jobs or available_threads(), len(texts))):
+            Thread(target=work, name="monograph-compile", daemon=True).start()
+        for _ in texts:
+            if (failure := ended.get()) is not None:
+                raise failure
+            if finished is not None:
+                finished()
+    finally:
+        order.clear()
     return objects
 
 
