@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from monograph.config import Config
-from monograph.errors import ConfigError, FeedError
+from monograph.errors import ConfigError, FeedError, InferError, MonographError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
@@ -36,6 +36,7 @@ from monograph.runtime.target import Target
 if TYPE_CHECKING:
     from monograph.model import Model
     from monograph.runtime.cache.package import Package
+    from monograph.runtime.cpu.any_shape import AnyShape
     from monograph.runtime.dynamic import staged
     from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
 
@@ -44,6 +45,8 @@ _REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
 _COMPILES = (*_REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
 """Modules that are imported when a model is first read, rewritten and compiled."""
 
+MOST_VARIANTS = 16
+"""The most variants of code for any shape; beyond, shapes get exact code."""
 _log = logging.getLogger("monograph")
 Key: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
@@ -88,6 +91,10 @@ class Bindings:
             self.target = CpuBackend(config, optimise, progress, self.tally)
         else:
             self.target = ReferenceTarget(optimise)
+        self._variants: list[AnyShape] = []
+        """Code for any shape; each is valid for the sizes that its guards allow."""
+        self.exact_reason = ""
+        """The reason why exact code is compiled although code for any shape was asked for."""
         self._model: Model | None = None
         self._package: Package | None = None
         self._store: CacheStore | None = None
@@ -179,7 +186,8 @@ class Bindings:
             key = self._key(feeds)
             if key not in self.executables:
                 with until_ready(self._progress):
-                    made = self._find(feeds) or self._find_or_compile(feeds)
+                    made = self._find(feeds) or self._find_variant(feeds)
+                    made = made or self._find_or_compile(feeds)
                 key = self._key(feeds)
                 self.executables[key] = made
                 self._count_gone(self._config.max_cached_shapes)
@@ -312,6 +320,53 @@ class Bindings:
             # There will be no other shapes; what else is asked of the model, it is read for again.
             self._model = None
         return made
+
+    @property
+    def guards(self) -> list[list[str]]:
+        """The guards of each variant of the code for any shape."""
+        return [variant.guards for variant in self._variants]
+
+    def _find_variant(self, feeds: dict[str, Any]) -> Executable | None:
+        """Return code for any shape, bound to these feeds; None if exact code is needed."""
+        shapes = self._shapes(feeds)
+        if self._config.specialise != "off" or shapes is None or self.exact_reason:
+            return None
+        for variant in self._variants:
+            values = variant.bind(shapes)
+            if values is not None:
+                break
+        else:
+            try:
+                variant = self._compile_variant(shapes)
+            except InferError:
+                return None  # sizes that the model cannot take, as the exact graph will tell
+            except MonographError as e:
+                self.exact_reason = e.message
+                _log.info("exact code is compiled for each set of shapes: %s", e)
+                return None
+            self._variants.append(variant)
+            values = variant.bind(shapes)
+            assert values is not None, "a variant is valid for the sizes that it was compiled for"
+        made = variant.executable(values)
+        if self.tally is not None:
+            self.tally.watch(made)
+        return made
+
+    def _compile_variant(self, shapes: Shapes) -> AnyShape:
+        """Compile code whose guards allow these shapes, and as many others as possible."""
+        import_whole(*_COMPILES)
+        from monograph.ir.sizes import SizeScope
+        from monograph.runtime.cpu.any_shape import open_shapes
+
+        if self.donate or self._package is not None or len(self._variants) >= MOST_VARIANTS:
+            raise ConfigError("code for any shape is not compiled", given="donations or a package")
+        assert isinstance(self.target, CpuBackend)
+        declared = {p.name: p.shape for p in self.signature.inputs if p.shape is not None}
+        scope = SizeScope()
+        graph = self.model.opened(open_shapes(declared, shapes, scope))
+        if not scope.hints:
+            raise ConfigError("no dimension is open", given=dict(shapes))
+        return self.target.compile_any_shape(self.target.optimise(graph), scope)
 
     def compiled(self, feeds: dict[str, Any]) -> Executable:
         """Compile an executable for such feeds now."""

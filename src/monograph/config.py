@@ -21,6 +21,7 @@ INTERPRETER = "interpreter"
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
 CAPTURE = ("auto", "off", "require")
+SPECIALISE = ("now", "off")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "sse2", "neon", "baseline")
 """The names of the instruction sets that CPU code can be compiled for."""
 _GPU = re.compile(r"gpu(?::([0-9]{1,3}|sm_[0-9]+|gfx[0-9a-f]+|interpreter))?\Z")
@@ -89,6 +90,10 @@ class Config:
     "require" raises an error where it is not possible.
     """
 
+    specialise: str = "now"
+    """The code of a CPU model with open dimensions: "now" compiles exact code for each set of
+    shapes; "off" compiles once, with open dimensions as run-time values, and runs any shape.
+    """
     checked: bool = False
     """Check every memory access of a kernel against its buffer: for tests and debugging, several
     times slower. Of the GPU targets only "gpu:interpreter" can check.
@@ -104,7 +109,12 @@ class Config:
                 expected=" | ".join((*TARGETS, *GPUS[1:])),
                 given=self.target,
             )
-        choices = (("precision", PRECISIONS), ("tune", TUNING), ("capture", CAPTURE))
+        choices = (
+            ("precision", PRECISIONS),
+            ("tune", TUNING),
+            ("capture", CAPTURE),
+            ("specialise", SPECIALISE),
+        )
         for name, known in choices:
             value = getattr(self, name)
             if value not in known:
@@ -124,6 +134,12 @@ class Config:
         if self.cache_bytes < 0:
             raise ConfigError(
                 "`cache_bytes` must not be negative", expected=">= 0", given=self.cache_bytes
+            )
+        if self.specialise != "now" and self.target != "cpu":
+            raise ConfigError(
+                "only CPU code can be compiled for any shape",
+                expected='target="cpu", or specialise="now"',
+                given=self.target,
             )
         if not self.on_gpu:
             _refuse_gpu_options(self)

@@ -86,6 +86,10 @@ class Model:
                 raise
             raise feed_misfit(self.file.proto.graph, e, arrays) from e
 
+    def opened(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        """The graph for inputs of these shapes, some of whose sizes are open."""
+        return self._import(shapes)
+
     def _bind(self, arrays: Mapping[str, Array]) -> Graph:
         """The graph for inputs like these arrays."""
         shapes = {n: x.shape for n, x in arrays.items()}

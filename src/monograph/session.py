@@ -156,8 +156,20 @@ class Session(Calls):
             "donation_copies": copies + sum(e.copies for e in made),
             **(Counts() if tally is None else tally.total()).as_dict(),
             **threads,
+            **self._any_shape_stats(),
         }
         return Stats(found | self._target.stats(made))
+
+    def _any_shape_stats(self) -> dict[str, Any]:
+        """Return the statistics of code for any shape, where it was asked for."""
+        if self.config.specialise != "off":
+            return {}
+        guards = self._bindings.guards
+        return {
+            "variants": len(guards),
+            "guards": guards,
+            "exact_reason": self._bindings.exact_reason,
+        }
 
     def tolerances(
         self, feeds: Mapping[str, Any], *, reference: bool = False

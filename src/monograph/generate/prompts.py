@@ -142,9 +142,9 @@ def check_room(
     return [len(have) + len(more) for have, more in zip(old, new, strict=True)]
 
 
-def _shorter(goes_on: bool, limit: str | None) -> str:
+def _shorter(continues: bool, limit: str | None) -> str:
     """Return a remedy if tokens do not fit."""
-    way = "make room by rewind_to or reset" if goes_on else "shorten the prompt"
+    way = "make room by rewind_to or reset" if continues else "shorten the prompt"
     return f"{way}: {limit}" if limit else f"raise max_length, or {way}"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from monograph.errors import ExecutionError
+from monograph.ir.sizes import hint_of
 
 MAX_TENSOR_BYTES = 1 << 36
 """The largest tensor allowed: a larger size means a broken or hostile model."""
@@ -77,7 +78,7 @@ def count_elements(shape: Sequence[int]) -> int:
     """Return the product of the sizes; 0 counts as 1, as in numpy's check of a shape."""
     count = 1
     for d in shape:
-        count *= int(d) or 1
+        count *= int(hint_of(d)) or 1
     return count
 
 

@@ -21,8 +21,9 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError, MonographError
-from monograph.ir.dtype import DType
+from monograph.ir.dtype import DType, i64
 from monograph.ir.memory import MAX_RANK, MAX_TENSOR_BYTES, count_elements
+from monograph.ir.sizes import any_open, is_open
 from monograph.ir.traits import IntRange, Narrowing, OpTraits, RangeOf
 from monograph.ir.types import (
     Array,
@@ -46,6 +47,8 @@ def encode(attribute: Any) -> bytes:
         return b"n"
     if isinstance(attribute, bool):
         return b"b1" if attribute else b"b0"
+    if is_open(attribute):
+        return b"z" + repr(attribute).encode() + b";"
     if isinstance(attribute, int):
         return b"i%d;" % attribute
     if isinstance(attribute, float):
@@ -249,9 +252,19 @@ def _build(op: Op, inputs: tuple[Value, ...], key: bytes) -> Value:
     inferred = _ask(op, op.infer, inputs)
     result = name_unknowns(inferred, f"~{key[:5].hex()}_")
     _check_size(op, result)
-    closed = op.pure and all(v.closed for v in inputs)
+    closed = op.pure and all(v.closed for v in inputs) and not _is_open(op, result)
     with _lock:
         return _interned.setdefault(key, Value(op, tuple(inputs), result, key, closed))
+
+
+def _is_open(op: Op, result: Type) -> bool:
+    """Return True for a value that depends on sizes that are known only at run time."""
+    if isinstance(result, TensorType) and any_open(result.shape or ()):
+        return True
+    return any(
+        is_open(a) or (isinstance(a, tuple) and any_open(a)) or getattr(a, "is_open", False)
+        for a in op.attributes.values()
+    )
 
 
 def _check_size(op: Op, result: Type) -> None:
@@ -370,6 +383,8 @@ def constant(data: Any, dtype: DType | None = None) -> Value:
     if isinstance(data, Literal):
         return Constant(data)()
     if dtype is None:
+        return Constant(Literal(data))()
+    if dtype == i64 and any_open(np.asarray(data).flat):
         return Constant(Literal(data))()
     return Constant(Literal(np.asarray(data).astype(dtype.numpy)))()
 

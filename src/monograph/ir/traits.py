@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from monograph.ir.dtype import DType
 from monograph.ir.layout import LayoutPlan, Order
+from monograph.ir.sizes import hint_of
 from monograph.ir.types import Array, Dim, TensorType, Type
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ class OpTraits:
     def operations(self, value: Value) -> float:
         """Return the floating-point operations of the value; 0 where sizes are not known."""
         known = isinstance(value.type, TensorType) and value.type.is_static
-        return float(value.tensor.size) if known else 0.0
+        return float(hint_of(value.tensor.size)) if known else 0.0
 
     def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
         """Return the axis of the result that goes row by row with an axis of operand `index`.

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from monograph.errors import InferError, UnknownRankError
-from monograph.ir.dtype import DType, from_numpy
+from monograph.ir.dtype import DType, from_numpy, i64
+from monograph.ir.sizes import any_open, is_open
 
 Dim: TypeAlias = int | str
 Shape: TypeAlias = tuple[Dim, ...]
@@ -29,6 +30,8 @@ _PLAIN_SYMBOL = re.compile(r"[A-Za-z_~][A-Za-z0-9_.~]*\Z")
 
 
 def format_dim(dim: Dim) -> str:
+    if is_open(dim):
+        return repr(dim)
     if isinstance(dim, int) or _PLAIN_SYMBOL.match(dim) or dim == UNKNOWN:
         return str(dim)
     return json.dumps(dim)
@@ -262,6 +265,9 @@ class Literal:
 
     def __init__(self, given: Any) -> None:
         array = np.asarray(given)
+        if array.dtype == object and any_open(array.flat):
+            self._hold_sizes(array)
+            return
         dtype = from_numpy(array.dtype)
         if array.dtype != dtype.numpy:
             array = array.astype(dtype.numpy)
@@ -272,6 +278,19 @@ class Literal:
         self.array = array
         self.dtype = dtype
         self.digest = digest_of(str(self.type).encode(), b"\0", self.payload())
+
+    def _hold_sizes(self, array: Array) -> None:
+        """Take integers of which some are known only at run time; numpy keeps them as objects."""
+        self.array = array.copy()
+        self.array.flags.writeable = False
+        self.dtype = i64
+        texts = "\0".join(map(repr, array.flat))
+        self.digest = digest_of(str(self.type).encode(), b"\0sizes\0", texts.encode())
+
+    @property
+    def is_open(self) -> bool:
+        """True if some elements are known only at run time."""
+        return self.dtype == i64 and self.array.dtype == object
 
     @property
     def type(self) -> TensorType:

@@ -26,6 +26,7 @@ from monograph.ir import (
 from monograph.ir.dtype import BOOL, FLOAT, INT, UINT, boolean
 from monograph.ir.layout import LayoutPlan, Order, elementwise, widened
 from monograph.ir.memory import MAX_RANK, check_result
+from monograph.ir.sizes import hint_of
 from monograph.ir.traits import LENGTH, MASK, NOTHING, Affine, Demand, IntRange, Known, RangeOf
 from monograph.ops.scalar import Scalar, ScalarBuilder
 
@@ -274,7 +275,7 @@ def layer_operations(value: Value, terms: int) -> float:
     Products of bytes count a quarter: four are computed in the time of one of floats.
     """
     whole = all(v.dtype.is_integer and v.dtype.bits <= 8 for v in value.inputs)
-    return 2.0 * float(value.tensor.size) * terms / (4 if whole else 1)
+    return 2.0 * float(hint_of(value.tensor.size)) * hint_of(terms) / (4 if whole else 1)
 
 
 def along_axes(value: Value, axes: tuple[int, ...], known: Known) -> Known:

@@ -16,7 +16,9 @@ import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
+from monograph.ir.dtype import i64
 from monograph.ir.evaluate import check_fits
+from monograph.ir.sizes import any_open
 from monograph.ir.traits import NUMBER, Demand, Known
 from monograph.ops.base import as_tensor, same_dtype
 
@@ -83,7 +85,8 @@ class Deferred(Op):
     def settled(self, data: tuple[Array, ...]) -> Op:
         """Return the plain op, once the late attributes are known."""
         for name, x in zip(self.late, data, strict=True):
-            self.check_late(name, TensorType(from_numpy(x.dtype), x.shape))
+            dtype = i64 if any_open(x.flat) else from_numpy(x.dtype)
+            self.check_late(name, TensorType(dtype, x.shape))
         late = dict(zip(self.late, map(as_attribute, data), strict=True))
         return self.target_class(**dict(self.static), **late)
 

@@ -24,6 +24,7 @@ from monograph.ir import (
     sample,
 )
 from monograph.ir.layout import LayoutPlan, Order, in_order, stored_axes
+from monograph.ir.sizes import is_open
 from monograph.ops.base import (
     NUMERIC,
     as_tensor,
@@ -107,7 +108,7 @@ class Resize(Op):
         if op.scales is not None and op.coordinates != CROP:
             op = op._select([i for i, s in enumerate(op.scales) if s != 1.0])
         if all(isinstance(x.dims[a], int) for a in op.axes):
-            op = op._resolved(tuple(int(x.dims[a]) for a in op.axes))
+            op = op._resolved(tuple(d for a in op.axes if isinstance(d := x.dims[a], int)))
         return op
 
     def _plain(self) -> Resize:
@@ -146,10 +147,7 @@ class Resize(Op):
         """With the sizes of the result, for axes of these sizes."""
         sizes, scales = self.sizes, self.scales
         if sizes is None:
-            sizes = tuple(
-                int(np.floor(np.float32(d) * np.float32(s)))
-                for d, s in zip(given, scales or (), strict=True)
-            )
+            sizes = tuple(map(_scaled, given, scales or ()))
         elif self.policy != STRETCH:
             choose = min if self.policy == NOT_LARGER else max
             ratio = choose((s / d for s, d in zip(sizes, given, strict=True) if d), default=1.0)
@@ -276,6 +274,17 @@ class Resize(Op):
 
     def accumulation_length(self, *types: TensorType) -> int:
         return int(TAPS.get(self.mode, 1) ** len(self.axes))
+
+
+def _scaled(size: int, scale: float) -> int:
+    """Return floor(size * scale), computed in f32."""
+    if is_open(size) and scale.is_integer() and size <= EXACT_IN_F32 // int(scale):
+        return size * int(scale)
+    return int(np.floor(np.float32(size) * np.float32(scale)))
+
+
+EXACT_IN_F32 = 1 << 24
+"""The integers up to this are exact in f32."""
 
 
 def _same_scale(a: float, b: float) -> bool:

@@ -85,7 +85,7 @@ class Reshape(ViewOp):
 
     def resolve(self, given: tuple[int, ...]) -> tuple[int, ...]:
         """Return the target shape for an input of this static shape."""
-        if self.shape.count(INFER) > 1 or min(self.shape, default=0) < COPY:
+        if self.shape.count(INFER) > 1 or any(d < COPY for d in self.shape):
             raise InferError("not a shape to reshape to", given=list(self.shape))
         sizes = list(self.shape)
         left = list(given)  # what remains of the input once copied dimensions are taken out

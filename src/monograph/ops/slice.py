@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from monograph.errors import InferError
 from monograph.ir import (
@@ -22,6 +22,7 @@ from monograph.ir.layout import (
     Need,
     Order,
 )
+from monograph.ir.sizes import any_open
 from monograph.ir.traits import LENGTH, Demand
 from monograph.ops.base import (
     ViewOp,
@@ -41,12 +42,68 @@ def _is_whole(s: slice) -> bool:
     return bool(s.step == -1 and (s.start == -1 or s.start >= FAR) and s.stop <= -FAR)
 
 
-def sliced_places(s: slice, size: int) -> range:
+@dataclass(frozen=True)
+class OpenRange:
+    """A range whose bounds are known only at run time."""
+
+    start: int
+    stop: int
+    step: int
+
+    def __bool__(self) -> bool:
+        return bool(self.count)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            inner = sliced_places(
+                slice(at.start, FAR if at.stop is None else at.stop, at.step), self.count
+            )
+            first, last = (self.start + n * self.step for n in (inner.start, inner.stop))
+            return span(first, last, self.step * inner.step)
+        return self.start + (at + self.count if at < 0 else at) * self.step
+
+    @property
+    def count(self) -> int:
+        return (self.stop - self.start + self.step - (1 if self.step > 0 else -1)) // self.step
+
+
+Range: TypeAlias = "range | OpenRange"
+"""The places that a slice takes of a dimension."""
+
+
+def _open_places(s: slice, size: int) -> OpenRange:
+    """Return the places that a slice takes of a dimension, where bounds or sizes are open."""
+
+    def clamped(bound: int, low: int, high: int) -> int:
+        bound = bound + size if bound < 0 else bound
+        return low if bound < low else high if bound > high else bound
+
+    if s.step > 0:
+        start, stop = clamped(s.start, 0, size), clamped(s.stop, 0, size)
+        return OpenRange(start, stop if stop > start else start, s.step)
+    start = 0 if s.start < -size else clamped(s.start, -1, size - 1)
+    stop = clamped(s.stop, -1, size - 1)
+    return OpenRange(start, stop if stop < start else start, s.step)
+
+
+def span(start: int, stop: int, step: int = 1) -> Range:
+    """Return a range, whether its bounds are known or open."""
+    return OpenRange(start, stop, step) if any_open((start, stop)) else range(start, stop, step)
+
+
+def count_places(places: Range) -> int:
+    """Return the number of places."""
+    return places.count if isinstance(places, OpenRange) else len(places)
+
+
+def sliced_places(s: slice, size: int) -> Range:
     """Return the places of a dimension of this size that a slice takes, in their order.
 
     ONNX clamps bounds as Python does, with one exception: a start that lies before the first
     element is that element, also where the step is negative.
     """
+    if any_open((s.start, s.stop, size)):
+        return _open_places(s, size)
     start, stop, step = s.indices(size)
     if step < 0 and s.start < -size and size:
         start = 0
@@ -92,7 +149,7 @@ class Slice(ViewOp):
         if not isinstance(size, int):
             return start, stop
         places = sliced_places(slice(start, stop, step), size)
-        if not len(places):
+        if not count_places(places):
             return 0, 0 if step > 0 else -size
         return places.start, places.stop if places.stop >= 0 else -1 - size
 
@@ -103,12 +160,12 @@ class Slice(ViewOp):
         shape: list[Dim] = []
         for d, s in zip(x.dims, self.indexer(), strict=True):
             if isinstance(d, int):
-                shape.append(len(sliced_places(s, d)))
+                shape.append(count_places(sliced_places(s, d)))
             else:
                 shape.append(d if _is_whole(s) else UNKNOWN)
         return x.with_shape(shape)
 
-    def ranges(self, sizes: Sequence[int]) -> list[range]:
+    def ranges(self, sizes: Sequence[int]) -> list[Range]:
         """Return the places that are taken of each dimension."""
         return [sliced_places(s, d) for s, d in zip(self.indexer(), sizes, strict=True)]
 

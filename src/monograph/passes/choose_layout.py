@@ -18,6 +18,7 @@ import numpy as np
 from monograph.errors import ConfigError
 from monograph.ir import Constant, Graph, Input, TensorType, Value, constant, known
 from monograph.ir.layout import LayoutPlan, Need, Order, channels_last, plain, same_memory
+from monograph.ir.sizes import hint_of
 from monograph.ops.shape import Reshape, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
 from monograph.passes.base import Environment, Pass, users_of
@@ -186,7 +187,7 @@ class _Chooser:
         if key not in self.known_costs:
             free = same_memory(value.tensor, given, wanted)
             # A symbol counts as 1: what is known of a size still tells large from small.
-            sizes = [d for d in value.tensor.dims if isinstance(d, int)]
+            sizes = [hint_of(d) for d in value.tensor.dims if isinstance(d, int)]
             moved = 2 * int(np.prod(sizes, dtype=np.float64)) * value.dtype.itemsize
             seconds = 0.0 if free else self.cost.seconds(Work(1, 0, moved))
             self.known_costs[key] = round(seconds * 1e15)

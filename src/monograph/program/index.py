@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from monograph.errors import InternalError
+from monograph.ir.sizes import common_divisor, divides, hint_of, proven
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ class Remainder(_Divided):
     @cached_property
     def bounds(self) -> tuple[int, int]:
         low, high = self.index.bounds()
-        if low // self.by == high // self.by:
+        if proven(low // self.by, "==", high // self.by):
             return low % self.by, high % self.by
         # All factors are multiples of `step`: values differ by multiples of it.
-        step = math.gcd(self.by, *(f for _, f in self.index.terms))
+        step = common_divisor(self.by, *(f for _, f in self.index.terms))
         least = self.index.constant % step
         return least, self.by - step + least
 
@@ -121,8 +122,10 @@ class Index:
     def _interval(self) -> tuple[int, int]:
         low = high = self.constant
         for atom, factor in self.terms:
-            ends = [factor * end for end in atom.bounds]
-            low, high = low + min(ends), high + max(ends)
+            least, most = atom.bounds
+            if factor < 0:
+                least, most = most, least
+            low, high = low + factor * least, high + factor * most
         return low, high
 
     @property
@@ -136,10 +139,10 @@ class Index:
         atom = self.only
         if isinstance(atom, Quotient):
             return atom.index // (atom.by * by)
-        if isinstance(atom, Remainder) and atom.by % by == 0:
+        if isinstance(atom, Remainder) and divides(by, atom.by):
             return (atom.index // by) % (atom.by // by)
         whole, rest = self._split(by)
-        if rest.bounds()[1] < by:
+        if proven(rest.bounds()[1], "<", by):
             return whole
         coarse = rest._coarser(by)
         if coarse is not None:
@@ -148,30 +151,30 @@ class Index:
 
     def _coarser(self, by: int) -> tuple[Index, int] | None:
         """Return (index, g) with self // by = index // (by // g), without terms too small."""
-        ordered = sorted(self.terms, key=lambda t: -abs(t[1]))
+        ordered = sorted(self.terms, key=lambda t: -abs(hint_of(t[1])))
         for count in range(len(ordered), 0, -1):
-            g = math.gcd(by, *(f for _, f in ordered[:count]))
-            if g == 1:
+            g = common_divisor(by, *(f for _, f in ordered[:count]))
+            if type(g) is int and g == 1:
                 continue
             kept = Index(0, tuple((a, f // g) for a, f in ordered[:count]))
             moved, rest = Index(self.constant, tuple(ordered[count:]))._at_least_0(g)
-            if rest.bounds()[1] < g:
+            if proven(rest.bounds()[1], "<", g):
                 return kept + moved, g
         return None
 
     def __mod__(self, by: int) -> Index:
         atom = self.only
-        if isinstance(atom, Remainder) and atom.by % by == 0:
+        if isinstance(atom, Remainder) and divides(by, atom.by):
             return atom.index % by
         _, rest = self._split(by)
-        if rest.bounds()[1] < by:
+        if proven(rest.bounds()[1], "<", by):
             return rest
         return Index(0, ((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
         """(whole, rest) with self = whole * by + rest, and rest never negative."""
-        whole = Index(0, tuple((a, f // by) for a, f in self.terms if f % by == 0))
-        part = Index(self.constant, tuple((a, f) for a, f in self.terms if f % by))
+        whole = Index(0, tuple((a, f // by) for a, f in self.terms if divides(by, f)))
+        part = Index(self.constant, tuple((a, f) for a, f in self.terms if not divides(by, f)))
         moved, rest = part._at_least_0(by)
         return whole + moved, rest
 
@@ -215,7 +218,7 @@ def split_strides(
     A dimension of one element has a stride too: tiled kernels need it to see that the memory behind
     the one element is not theirs.
     """
-    if math.prod(shape) != math.prod(finer) or 0 in shape:
+    if not proven(math.prod(shape), "==", math.prod(finer)) or 0 in shape:
         return None
     rest = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
     found = []
@@ -226,7 +229,7 @@ def split_strides(
             continue
         if size == 1:
             size, step = rest.pop()
-        if size % extent:
+        if not divides(extent, size):
             return None
         found.append(step)
         size, step = size // extent, step * extent

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, Value
+from monograph.ir.sizes import hint_of
 from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.program.fusion.op_classes import is_join, is_leaf, is_view
 from monograph.program.fusion.region import Region
@@ -171,8 +172,9 @@ def _written(value: Value, written: set[Value]) -> bool:
 def _verify_memory(program: Program) -> None:
     lives = lifetimes(program.steps, program.places)
     starts = {x.key: program.memory.offsets[x.key] for x in lives}
+    starts = {key: hint_of(start) for key, start in starts.items()}
     ordered = sorted(lives, key=lambda x: starts[x.key])
-    ranges = [(starts[x.key], starts[x.key] + x.nbytes, x) for x in ordered]
+    ranges = [(starts[x.key], starts[x.key] + hint_of(x.nbytes), x) for x in ordered]
     live: list[tuple[int, int, Lifetime]] = []
     for start, stop, life in ranges:
         live = [r for r in live if r[1] > start]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from monograph.errors import some_of
 from monograph.ir import Constant, Graph, Input, Item, TensorType, Value
 from monograph.ir.graph import all_values
+from monograph.ir.sizes import hint_of
 from monograph.ops.cast import Cast
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.quant import Dequantize
@@ -40,7 +41,7 @@ def outer_work(step: Step) -> Work:
     region = step.region
     moved = sum(_read_bytes(region, v) for v in region.inputs)
     moved += sum(_bytes(v) for v in region.outputs)
-    flops = sum(v.op.operations(v) for v in region.body)
+    flops = sum(hint_of(v.op.operations(v)) for v in region.body)
     return Work(1, flops, moved)
 
 
@@ -97,7 +98,7 @@ def _inside(value: Value) -> Work:
         return max(sides, key=lambda w: math.inf if math.isnan(w.flops) else w.flops)
     if isinstance(op, Scan):
         length = value.inputs[op.carried].tensor.dims[op.axes[0]]
-        turns = float(length) if isinstance(length, int) else math.nan
+        turns = float(hint_of(length)) if isinstance(length, int) else math.nan
         return _repeated(op.body, turns)
     if isinstance(op, (Loop, BoundedLoop)):
         return _repeated(op.body, math.nan)
@@ -117,7 +118,7 @@ def _graph_work(graph: Graph) -> Work:
         if isinstance(value.op, Constant):
             total += Work(0, 0, _bytes(value))
         elif not isinstance(value.op, (Input, Item)):
-            total += Work(0, value.op.operations(value), 0) + _inside(value)
+            total += Work(0, hint_of(value.op.operations(value)), 0) + _inside(value)
     return total
 
 
@@ -131,4 +132,4 @@ def _read_bytes(region: Region, value: Value) -> float:
 
 def _bytes(value: Value) -> float:
     known = isinstance(value.type, TensorType) and value.type.is_static
-    return float(value.tensor.nbytes) if known else 0.0
+    return float(hint_of(value.tensor.nbytes)) if known else 0.0

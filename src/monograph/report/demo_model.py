@@ -36,7 +36,7 @@ class DetectorBuilder:
         self.weights: list[onnx.TensorProto] = []
         self.channels: dict[str, int] = {}
         self.variance: dict[str, float] = {}
-        """What normal inputs are expected to give; weights are scaled so that it stays near 1."""
+        """The results that normal inputs give; weights are scaled so that it stays near 1."""
 
     def constant(self, value: object, dtype: type = np.float32) -> str:
         name = f"w{len(self.weights)}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from monograph.ir.sizes import hint_of
+
 
 @dataclass(frozen=True)
 class Work:
@@ -50,7 +52,8 @@ class LinearCost:
     decodes: bool = False
 
     def seconds(self, work: Work) -> float:
-        busy = max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
+        flops, moved = hint_of(work.flops), hint_of(work.bytes)
+        busy = max(flops / self.flops_per_second, moved / self.bytes_per_second)
         return work.launches * self.launch_seconds + busy
 
 

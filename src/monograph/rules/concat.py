@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from monograph.ir import Value
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
+from monograph.ops.slice import Range, count_places, span
 from monograph.rewrite import Context, Reject, rewrite
 from monograph.rules.slices import ranges_of, take
 from monograph.rules.views import Arrangement, Sizes, is_static, reshaped
@@ -99,12 +100,12 @@ def _joined(a: Value, b: Value, axis: int) -> Value | Reject | None:
         if i != axis and r != s:
             return Reject("the slices differ on another axis", r, s)
     r, s = first[axis], second[axis]
-    if not r or not s or (r.step != s.step and min(len(r), len(s)) > 1):
+    if not r or not s or (r.step != s.step and min(count_places(r), count_places(s)) > 1):
         return Reject("the slices have different steps", r, s)
-    step = s.step if len(s) > 1 else r.step if len(r) > 1 else 1
+    step = s.step if count_places(s) > 1 else r.step if count_places(r) > 1 else 1
     if r[-1] + step != s[0]:
         return Reject("the slices do not adjoin", f"a start at {r[-1] + step}", s[0])
-    first[axis] = range(r[0], s[-1] + step, step)
+    first[axis] = span(r[0], s[-1] + step, step)
     return take(a.inputs[0], first)
 
 
@@ -141,7 +142,7 @@ def _views(piece: Value) -> list[Value]:
     return chain
 
 
-def _tiling(cuts: list[list[range]]) -> tuple[int, list[range]] | Reject:
+def _tiling(cuts: list[list[Range]]) -> tuple[int, list[Range]] | Reject:
     """Return the axis along which equal slices follow one another, and the range of each."""
     varying = [i for i in range(len(cuts[0])) if any(c[i] != cuts[0][i] for c in cuts)]
     if len(varying) != 1:
@@ -149,12 +150,12 @@ def _tiling(cuts: list[list[range]]) -> tuple[int, list[range]] | Reject:
     (axis,) = varying
     along = [c[axis] for c in cuts]
     for r, s in pairwise(along):
-        if len(r) != len(s) or r.step != 1 or s.step != 1:
+        if count_places(r) != count_places(s) or r.step != 1 or s.step != 1:
             return Reject("the slices are not of one width", r, s)
         if r.stop != s.start:
             return Reject("the slices do not adjoin", f"a start at {r.stop}", s.start)
     places = list(cuts[0])
-    places[axis] = range(along[0].start, along[-1].stop)
+    places[axis] = span(along[0].start, along[-1].stop)
     return axis, places
 
 

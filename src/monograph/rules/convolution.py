@@ -12,6 +12,7 @@ from functools import reduce
 import numpy as np
 
 from monograph.ir import Array, Constant, Value, constant, is_finite, known
+from monograph.ir.sizes import hint_of
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add
 from monograph.ops.image import CROP
@@ -148,7 +149,7 @@ def conv_work(conv: Value) -> Work:
     """Return the work of one convolution: its products, and every byte read and written once."""
     taps = math.prod(conv.inputs[1].tensor.static[1:])
     moved = sum(v.tensor.nbytes for v in (*conv.inputs, conv))
-    return Work(1, 2.0 * conv.tensor.size * taps, moved)
+    return Work(1, 2.0 * hint_of(conv.tensor.size) * taps, hint_of(moved))
 
 
 def _slower(before: list[Value], after: list[Value], context: Context) -> Reject | None:

@@ -8,9 +8,11 @@ from itertools import accumulate
 import numpy as np
 
 from monograph.ir import Value, known
+from monograph.ir.sizes import proven
 from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Pad
-from monograph.ops.shape import FAR, Broadcast, Concat, Reshape, Slice, Transpose, sliced_places
+from monograph.ops.shape import FAR, Broadcast, Concat, Reshape, Slice, Transpose
+from monograph.ops.slice import Range, count_places, sliced_places, span
 from monograph.rewrite import ANY, Context, Reject, const, rewrite, variables
 from monograph.rules.views import Sizes, groups, inverse, is_static, reshaped
 
@@ -18,13 +20,13 @@ x, a = variables("x a")
 k = const("k")
 
 
-def ranges_of(value: Value) -> list[range]:
+def ranges_of(value: Value) -> list[Range]:
     """Return the indices that a static slice takes from each dimension."""
     assert isinstance(value.op, Slice)
     return value.op.ranges(value.inputs[0].tensor.static)
 
 
-def take(value: Value, places: list[range]) -> Value:
+def take(value: Value, places: list[Range]) -> Value:
     """Slice these indices; return the value itself if that is all of it, in order."""
     sizes = value.tensor.static
     if not any(_cuts(r, d) for r, d in zip(places, sizes, strict=True)):
@@ -34,18 +36,18 @@ def take(value: Value, places: list[range]) -> Value:
     return Slice(starts, stops, steps)(value)
 
 
-def _bounds(places: range, size: int) -> tuple[int, int, int]:
+def _bounds(places: Range, size: int) -> tuple[int, int, int]:
     """Return the canonical start, stop and step of some indices of a dimension."""
-    if len(places) <= 1:
-        return places.start, places.start + len(places), 1
+    if count_places(places) <= 1:
+        return places.start, places.start + count_places(places), 1
     stop = places[-1] + (1 if places.step > 0 else -1)
     # A negative stop counts from the end, so a stop before index 0 is written as -1 - size.
     return places.start, stop if stop >= 0 else -1 - size, places.step
 
 
-def whole(value: Value) -> list[range]:
+def whole(value: Value) -> list[Range]:
     """Return all indices of a value, for each dimension."""
-    return [range(d) for d in value.tensor.static]
+    return [span(0, d) for d in value.tensor.static]
 
 
 @rewrite(Slice(ANY, ANY, ANY)(x), exact=True)
@@ -55,7 +57,8 @@ def drop_slice(x: Value, root: Value) -> Value | Reject:
     for size, s in zip(x.tensor.dims, root.op.indexer(), strict=True):
         if isinstance(size, int):
             places = sliced_places(s, size)
-            if len(places) != size or (size > 1 and places.step < 0):
+            all_taken = proven(count_places(places), "==", size)
+            if not all_taken or (size > 1 and places.step < 0):
                 return Reject("the slice drops or reverses elements", size, places)
         elif not (s.start == 0 and s.step == 1 and s.stop >= FAR):
             return Reject("the slice may drop elements", size, s)
@@ -72,12 +75,12 @@ def merge_slices(x: Value, root: Value) -> Value | Reject:
     return take(x, places)
 
 
-def _stop(places: range) -> int | None:
+def _stop(places: Range) -> int | None:
     """Return the stop of a range as an index; None for one before the beginning."""
     return places.stop if places.stop >= 0 else None
 
 
-def _pieces(joined: Value, along: range) -> tuple[list[int], list[int]]:
+def _pieces(joined: Value, along: Range) -> tuple[list[int], list[int]]:
     """Return the pieces of a concat that contain some indices, and the start of each piece."""
     assert isinstance(joined.op, Concat)
     sizes = [p.tensor.static[joined.op.axis] for p in joined.inputs]
@@ -102,17 +105,17 @@ def slice_of_concat(value: Value, context: Context) -> Value | Reject:
     taken, starts = _pieces(joined, along)
     start, stop = starts[taken[0]], starts[taken[-1] + 1]
     if len(taken) == 1:
-        places[axis] = range(along.start - start, along.stop - start, along.step)
+        places[axis] = span(along.start - start, along.stop - start, along.step)
         return take(joined.inputs[taken[0]], places)
-    if along != range(start, stop):
-        return Reject("the slice cuts through pieces", range(start, stop), along)
+    if along != span(start, stop):
+        return Reject("the slice cuts through pieces", span(start, stop), along)
     if context.use_count(joined) > 1:
         return Reject("others read the whole concat", 1, context.use_count(joined))
-    places[axis] = range(len(along))
+    places[axis] = span(0, count_places(along))
     return take(Concat(axis)(*(joined.inputs[i] for i in taken)), places)
 
 
-def _gains(view: Value, places: list[range], context: Context) -> bool:
+def _gains(view: Value, places: list[Range], context: Context) -> bool:
     """Return True if moving a slice above a view saves work, or lets the slice merge."""
     source = view.inputs[0]
     if isinstance(source.op, Concat) and is_static(*source.inputs):
@@ -158,12 +161,12 @@ def slice_of_reshape(x: Value, root: Value, context: Context) -> Value | Reject:
     return reshaped(take(x, above), root.tensor.static)
 
 
-def _cuts(places: range, size: int) -> bool:
+def _cuts(places: Range, size: int) -> bool:
     """Return True unless the indices are all of a dimension, in order."""
-    return len(places) != size or (size > 1 and places.step < 0)
+    return not proven(count_places(places), "==", size) or (size > 1 and places.step < 0)
 
 
-def _block(sizes: list[int], view: list[int], places: list[range]) -> tuple[int, range] | None:
+def _block(sizes: list[int], view: list[int], places: list[Range]) -> tuple[int, Range] | None:
     """Return (axis, indices) of a slice of some dimensions, as seen before their reshape."""
     axis = next((i for i, d in enumerate(sizes) if d > 1), None)
     cut = next((i for i, d in enumerate(view) if d > 1), None)
@@ -178,7 +181,7 @@ def _block(sizes: list[int], view: list[int], places: list[range]) -> tuple[int,
     row, step = math.prod(view[cut + 1 :]), math.prod(sizes[axis + 1 :])
     if along.step != 1 or along.start * row % step or along.stop * row % step:
         return None
-    return axis, range(along.start * row // step, along.stop * row // step)
+    return axis, span(along.start * row // step, along.stop * row // step)
 
 
 @rewrite(Slice(ANY, ANY, ANY)(Broadcast(ANY)(x)), exact=True)
@@ -187,7 +190,7 @@ def slice_of_broadcast(x: Value, root: Value) -> Value | Reject:
     if not is_static(x):
         return Reject("the sizes are not known", "a static shape", x.type)
     places = ranges_of(root)[root.tensor.rank - x.tensor.rank :]
-    kept = [r if d > 1 else range(d) for r, d in zip(places, x.tensor.static, strict=True)]
+    kept = [r if d > 1 else span(0, d) for r, d in zip(places, x.tensor.static, strict=True)]
     return Broadcast(root.tensor.static)(take(x, kept))
 
 
@@ -202,7 +205,7 @@ def slice_of_pad(value: Value) -> Value | Reject:
         return Reject("the sizes are not known, or are zero", "a static shape", value.type)
     places = []
     for along, before, size in zip(ranges_of(value), op.before, x.tensor.static, strict=True):
-        moved = range(along.start - before, along.stop - before, along.step)
+        moved = span(along.start - before, along.stop - before, along.step)
         first, last = min(moved[0], moved[-1]), max(moved[0], moved[-1])
         if first < 0 or last >= size:
             return Reject("the slice takes padding", f"0..{size}", f"{first}..{last + 1}")
@@ -226,5 +229,5 @@ def gather_as_slice(x: Value, k: Value, a: int, root: Value) -> Value | Reject:
         return Reject("the indices are not evenly spaced", given=sorted(steps))
     step = steps.pop() if steps else 1
     places = whole(x)
-    places[a] = range(first, first + step * len(indices), step)
+    places[a] = span(first, first + step * len(indices), step)
     return reshaped(take(x, places), root.tensor.static)

@@ -366,7 +366,7 @@ def scans(n: Net, r: Rows) -> list[str]:
 def loops(n: Net, r: Rows) -> list[str]:
     inner = Net("turn_")
     row = inner("Gather", r.m, "i", axis=0)
-    total, goes_on = inner("Add", "s", row), inner("Identity", "go")
+    total, continues = inner("Add", "s", row), inner("Identity", "go")
     graph = _body(
         inner,
         [
@@ -375,7 +375,7 @@ def loops(n: Net, r: Rows) -> list[str]:
             helper.make_tensor_value_info("s", F32, [3]),
         ],
         [
-            helper.make_tensor_value_info(goes_on, BOOL, []),
+            helper.make_tensor_value_info(continues, BOOL, []),
             helper.make_tensor_value_info(total, F32, [3]),
             helper.make_tensor_value_info(row, F32, [3]),
         ],

@@ -138,7 +138,7 @@ def _loop(n: Net) -> str:
     body = Net("body_")
     one, zero = body.const(1), body.const([0])
     row = body("Gather", table, "i", axis=0)
-    goes_on = body("Less", body("Add", "i", one), body("Squeeze", count, zero))
+    continues = body("Less", body("Add", "i", one), body("Squeeze", count, zero))
     state = body("Identity", "s")
     graph = helper.make_graph(
         body.nodes,
@@ -149,7 +149,7 @@ def _loop(n: Net) -> str:
             helper.make_tensor_value_info("s", F32, []),
         ],
         [
-            helper.make_tensor_value_info(goes_on, BOOL, []),
+            helper.make_tensor_value_info(continues, BOOL, []),
             helper.make_tensor_value_info(state, F32, []),
             helper.make_tensor_value_info(row, F32, [2]),
         ],

@@ -280,7 +280,7 @@ def acos(a: Arith, x: Reg) -> Reg:
 
 
 def _half_angle(a: Arith, y: Reg) -> tuple[Reg, Reg]:
-    """Whether y > 1/2; and asin y, or asin(sqrt((1 - y) / 2)) there. NaN beyond 1."""
+    """Return whether y > 1/2, and asin y, or asin(sqrt((1 - y) / 2)) there. NaN beyond 1."""
     large = a.compare("ogt", y, 0.5)
     z = a.select(large, a.fma(y, -0.5, 0.5), a.mul(y, y))
     s = a.select(large, a.b.intrinsic("sqrt", z), y)

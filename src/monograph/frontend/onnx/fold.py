@@ -35,6 +35,7 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import i32, i64
 from monograph.ir.memory import lend, machine_memory, text_lengths
+from monograph.ir.sizes import any_open, hint_of, is_open
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.base import Binary
@@ -142,6 +143,8 @@ def _fold_sizes(value: Value) -> Value:
     sizes = known_sizes(value)
     if sizes is None or not all(isinstance(d, int) for d in sizes):
         return value
+    if any_open(sizes) and value.dtype != i64:
+        return value
     return constant(np.array(sizes).reshape(value.tensor.static), value.dtype)
 
 
@@ -231,7 +234,7 @@ def _length(value: Value) -> int | None:
 def _evaluate(value: Value, search: _Search, depth: int) -> Sizes:
     data = known(value)
     if data is not None:
-        return tuple(int(d) for d in data.reshape(-1))
+        return tuple(d if is_open(d) else int(d) for d in data.reshape(-1))
     op = value.op
     if isinstance(op, sh.ShapeOf):
         return value.inputs[0].tensor.shape
@@ -246,7 +249,8 @@ def _evaluate(value: Value, search: _Search, depth: int) -> Sizes:
     if isinstance(op, Cast):
         return tuple(d if isinstance(d, str) or abs(d) < 2**31 else UNKNOWN for d in lists[0])
     if isinstance(op, sh.Slice):
-        return tuple(lists[0][i] for i in op.ranges([len(lists[0])])[0]) if op.starts else lists[0]
+        taken = op.ranges([len(lists[0])])[0] if op.starts else range(len(lists[0]))
+        return tuple(lists[0][i] for i in taken) if isinstance(taken, range) else None
     if isinstance(op, Gather):
         return _gathered(*lists)
     if isinstance(op, (ew.Add, ew.Sub, ew.Mul, ew.Div)):
@@ -271,7 +275,7 @@ def _compute(op: Binary, x: Dim, y: Dim) -> Dim:
         if isinstance(op, ew.Div):
             return UNKNOWN if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
         exact: int = {"add": x + y, "sub": x - y, "mul": x * y}[op.name]
-        return exact if -(2**31) <= exact < 2**31 else UNKNOWN
+        return exact if -(2**31) <= hint_of(exact) < 2**31 else UNKNOWN
     neutral = 1 if isinstance(op, (ew.Mul, ew.Div)) else 0
     if y == neutral:
         return x

@@ -43,6 +43,7 @@ from monograph.ir import (
     Value,
     constant,
 )
+from monograph.ir.sizes import is_open
 from monograph.ops.random import Turns, fresh_turns
 
 NodeTurns = dict[tuple[str, int, float | None], Turns]
@@ -173,7 +174,7 @@ class _Importer:
         if not isinstance(declared, TensorType):
             return declared
         if name in self.shapes:
-            return declared.with_shape(tuple(map(int, self.shapes[name])))
+            return declared.with_shape(d if is_open(d) else int(d) for d in self.shapes[name])
         if declared.shape is None:
             return declared
         return declared.with_shape(self._bound(d) for d in declared.shape)

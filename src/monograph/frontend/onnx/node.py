@@ -17,6 +17,7 @@ import onnx
 from monograph.errors import InferError, UnknownRankError, UnsupportedError
 from monograph.frontend.onnx.dtypes import from_onnx, value_type
 from monograph.ir import Array, DType, Graph, Literal, TensorType, Type, Value, known
+from monograph.ir.sizes import any_open
 
 if TYPE_CHECKING:
     from monograph.frontend.onnx.importer import Scope
@@ -103,6 +104,8 @@ class Node:
         data = self.known(index)
         if data is None:
             return None
+        if any_open(data.flat):
+            return tuple(data.flat)
         if data.dtype.kind not in "iu" or data.ndim > 1:
             self.fail(f"input {index} is a vector of integers", given=f"{data.dtype}{data.shape}")
         return tuple(int(x) for x in data.reshape(-1))

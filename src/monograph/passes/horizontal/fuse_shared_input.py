@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monograph.ir import Constant, Graph, Op, Value, constant, known
+from monograph.ir.sizes import any_open
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Less, LessEqual, Or, Where
 from monograph.ops.index import Gather
@@ -130,7 +131,9 @@ class FuseEmbeddings(Pass):
             if _is_lookup(v):
                 table, index = v.inputs
                 row = table.tensor.static[1:]
-                groups[level[v], table.dtype.name, row, index.dtype.name].append(v)
+                # Which lookup an index belongs to is a constant: it needs sizes that are known.
+                alone = index.type if any_open(index.tensor.dims) else index.dtype.name
+                groups[level[v], table.dtype.name, row, alone].append(v)
         replacement: dict[Value, Value] = {}
         origins: dict[Value, str] = {}
         for group in groups.values():

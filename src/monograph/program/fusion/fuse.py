@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Sequence
 
 from monograph.ir import Graph, Item, TupleType, Value
 from monograph.ir.dtype import bf16, f16, f32
+from monograph.ir.sizes import hint_of, proven
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Slice
 from monograph.program.fusion.op_classes import (
@@ -116,8 +117,10 @@ class _Roots:
     def _inlines(self, value: Value, root: Value) -> bool:
         """Return True if a root's kernel computes each element of an inlined value only once."""
         if is_kernel(root):
-            return reads_expressions(root) and value.tensor.size == root.inputs[0].tensor.size
-        return is_pointwise(root) and value.tensor.size >= root.tensor.size
+            return reads_expressions(root) and proven(
+                value.tensor.size, "==", root.inputs[0].tensor.size
+            )
+        return is_pointwise(root) and hint_of(value.tensor.size) >= hint_of(root.tensor.size)
 
     def _takes_epilogue(self, value: Value, root: Value) -> bool:
         """Return True if the work from a kernel's result to a root can be its epilogue."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from monograph.errors import InternalError
 from monograph.ir import Array, Item, TensorType, TupleType, Value, known
+from monograph.ir.sizes import any_open, is_open, proven
 from monograph.ir.traits import IntRange
 from monograph.program.fusion.op_classes import is_view
 from monograph.program.fusion.region import Element, Indices, counters, resolve
@@ -34,9 +35,11 @@ def inside(index: Index, extent: int, what: object = "") -> bool:
     An index that is proven to leave that range raises an InternalError.
     """
     low, high = index.bounds()
-    if low >= 0 and high < extent:
+    if proven(0, "<=", low) and proven(high, "<", extent):
         return True
     counters = index.counters
+    if any_open((low, high, extent)) or any(is_open(c.extent) for c in counters):
+        return False
     if any((c.extent if c.values is None else c.values) < 1 for c in counters):
         return True  # the loop never runs
     index = substitute(index, {c: Index() for c in counters if c.values == 1})

@@ -19,6 +19,7 @@ import numpy as np
 from monograph.ir import Array, DType, Graph, Item, TensorType, Value, constant, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ir.evaluate import apply
+from monograph.ir.sizes import any_open, hint_of, is_open
 from monograph.ops.cast import Cast
 from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop, Scan
@@ -302,6 +303,23 @@ def _as_conv(op: ConvTranspose, x: Value, w: Value) -> Value | None:
     return Reshape((batch, *sizes, results))(moved)
 
 
+FEW_PLACES = 64
+"""The elements of an axis of open size that are tried."""
+
+
+def _places(op: Resize, i: int, size: int) -> Array:
+    """Return the elements that the results along a resized axis take: of an open size, some.
+
+    Whether all elements are repeated equally often does not depend on how many there are.
+    """
+    if is_open(size):
+        assert op.sizes is not None
+        few = min(size.hint, FEW_PLACES)
+        ratio = hint_of(op.sizes[i] // size)
+        op, size = replace(op, sizes=(few * ratio,) * len(op.sizes)), few
+    return nearest_places(op.axis_of(i, size), op.rounding)
+
+
 def _as_view(op: Resize, x: Value) -> Value | None:
     """Return a resize that repeats every element equally often, or takes elements equally far
     apart, as a broadcast and reshapes, or as a slice.
@@ -309,14 +327,16 @@ def _as_view(op: Resize, x: Value) -> Value | None:
     shape = x.tensor.static
     if op.mode != NEAREST or op.policy != STRETCH or op.coordinates == CROP or 0 in shape:
         return None
-    axes = [op.axis_of(i, shape[axis]) for i, axis in enumerate(op.axes)]
-    every = [nearest_places(axis, op.rounding) for axis in axes]
-    if (slices := _as_slice(op.axes, every, x)) is not None:
+    every = [_places(op, i, shape[axis]) for i, axis in enumerate(op.axes)]
+    sizes = (shape[axis] for axis in op.axes)
+    if not any_open(sizes) and (slices := _as_slice(op.axes, every, x)) is not None:
         return slices
     times = [1] * len(shape)
     for axis, size, places in zip(op.axes, op.sizes or (), every, strict=True):
         times[axis], rest = divmod(size, shape[axis])
-        if rest or not np.array_equal(places, np.arange(size) // times[axis]):
+        if rest or is_open(times[axis]):
+            return None
+        if not np.array_equal(places, np.arange(len(places)) // times[axis]):
             return None
     pairs = [(d, n) for d, n in zip(shape, times, strict=True)]
     apart = Reshape(tuple(k for d, n in pairs for k in ((d, 1) if n > 1 else (d,))))(x)

@@ -12,6 +12,7 @@ from typing import Any
 
 from monograph.ir import Graph, Op, Value, known
 from monograph.ir.dtype import i32
+from monograph.ir.sizes import hint_of
 from monograph.ops.image import CROP, taps, used_taps
 from monograph.ops.linear import Dot
 from monograph.ops.pool import AveragePool, LpPool, MaxPool, Pool
@@ -80,7 +81,7 @@ def _with_channels_together(value: Value) -> Value:
     x, *others = value.inputs
     _, channels, *sizes = x.tensor.static
     bins = math.prod((value.tensor.static[0], *value.tensor.static[2:]))
-    if channels < MANY_CHANNELS or bins * 4 < math.prod(sizes):
+    if channels < MANY_CHANNELS or hint_of(bins) * 4 < hint_of(math.prod(sizes)):
         return value
     together = Copy()(Transpose((0, 2, 3, 1))(x))
     return value.op(Transpose((0, 3, 1, 2))(together), *others)
@@ -102,7 +103,7 @@ def _axis_by_axis(value: Value) -> Value | None:
         made = part(made)
         work += width * made.tensor.size
     whole = math.prod(width for _, width in parts) * value.tensor.size
-    return made if work <= LESS * whole else None
+    return made if hint_of(work) <= LESS * hint_of(whole) else None
 
 
 def _pool_parts(op: Pool) -> list[tuple[Op, int]]:

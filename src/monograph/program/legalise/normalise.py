@@ -15,6 +15,7 @@ from itertools import count
 
 from monograph.ir import DType, Graph, Item, TensorType, Value
 from monograph.ir.dtype import bf16, f16, f32
+from monograph.ir.sizes import hint_of, is_open
 from monograph.ops.cast import Cast
 from monograph.ops.reduce import ReduceSum, Reduction
 from monograph.ops.shape import Concat, Reshape, Squeeze, Unsqueeze
@@ -157,6 +158,17 @@ def split_reductions(graph: Graph) -> Graph:
     return graph.rebuild(rebuilt)
 
 
+def _split_by_axes(value: Value, x: Value, length: int) -> Value | None:
+    """Reduce the last axis first, where no part of an open length is known to divide it."""
+    op = value.op
+    assert isinstance(op, Reduction)
+    if len(op.axes) < 2 or not isinstance(op, ReduceSum) or length < LONG_SUM:
+        return None
+    *outer, inner = sorted(op.axes)
+    some = replace(op, axes=(inner,), keep=True)(x)
+    return Reshape(value.tensor.static)(replace(op, axes=tuple(outer), keep=True)(some))
+
+
 def _split(value: Value, x: Value) -> Value | None:
     op = value.op
     assert isinstance(op, Reduction)
@@ -167,6 +179,8 @@ def _split(value: Value, x: Value) -> Value | None:
     if last - first != len(op.axes) or (dtype.is_float and dtype.bits < 32):
         return None
     length = math.prod(shape[first:last])
+    if is_open(length):
+        return _split_by_axes(value, x, hint_of(length))
     if length >= LONG and x.tensor.size // length <= FEW:
         part = next((n for n in range(PART, 0, -1) if length % n == 0), 1)
         least = PART // 16

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from monograph.ir import Constant, DType, Graph, Input, TensorType, Value
+from monograph.ir.sizes import largest
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Concat, Reshape, Squeeze, Transpose, Unsqueeze
 from monograph.program.fusion.op_classes import is_join, is_kernel, is_native, is_pointwise, is_view
@@ -264,6 +265,7 @@ def _halos(
                 operand = parent[operand][0]
             known = found.get(operand, ((0, 0),) * len(halo))
             found[operand] = tuple(
-                (max(a, c), max(b, d)) for (a, b), (c, d) in zip(known, halo, strict=True)
+                (largest((a, c)), largest((b, d)))
+                for (a, b), (c, d) in zip(known, halo, strict=True)
             )
     return found

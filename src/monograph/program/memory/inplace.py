@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monograph.ir import Graph, Item, Op, Value
+from monograph.ir.sizes import proven
 from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop
 from monograph.program.dynamic.bounded import BoundedLoop
@@ -119,7 +120,8 @@ def clash(region: Region, old: Buffer, places: Places) -> str | None:
     result = region.root
     place = places.storage[result]
     new = place.buffer
-    if (new.padded, new.halo) != (old.padded, old.halo):
+    pairs = zip((*new.padded, *sum(new.halo, ())), (*old.padded, *sum(old.halo, ())), strict=False)
+    if len(new.padded) != len(old.padded) or not all(proven(a, "==", b) for a, b in pairs):
         return "the buffers differ in their shape"
     if new.dtype.itemsize != old.dtype.itemsize:
         return "the elements differ in their size"

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monograph.ir.sizes import any_open, hint_of, largest
+
 ALIGNMENT = 64
 
 
@@ -31,6 +33,8 @@ class MemoryPlan:
 
 def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
     """Place buffers so that no two live ones overlap; the largest first."""
+    if any_open(x.nbytes for x in lifetimes):
+        return _plan_bins(lifetimes)
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []
     size = 0
@@ -48,6 +52,29 @@ def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
         placed.append((offset, stop, life))
         size = max(size, stop)
     return MemoryPlan(offsets, size)
+
+
+def _plan_bins(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
+    """Place buffers of open sizes in bins: which buffers share memory does not depend on sizes.
+
+    A bin is as large as its largest buffer.
+    """
+    bins: list[list[Lifetime]] = []
+    for life in sorted(lifetimes, key=lambda x: (-hint_of(x.nbytes), x.first, x.key)):
+        free = (b for b in bins if all(o.last < life.first or life.last < o.first for o in b))
+        # The tightest bin: the first buffer of each is its largest.
+        best = min(free, key=lambda b: hint_of(b[0].nbytes), default=None)
+        if best is None:
+            bins.append([life])
+        else:
+            best.append(life)
+    offsets: dict[int, int] = {}
+    start = 0
+    for members in bins:
+        for life in members:
+            offsets.update(dict.fromkeys((life.key, *life.over), start))
+        start = start + _aligned(largest(x.nbytes for x in members))
+    return MemoryPlan(offsets, start)
 
 
 def fullest(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:
@@ -79,4 +106,4 @@ def _gap(taken: Sequence[tuple[int, int]], nbytes: int) -> int:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    return -(-largest((nbytes, 1)) // ALIGNMENT) * ALIGNMENT

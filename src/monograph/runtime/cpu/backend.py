@@ -19,6 +19,8 @@ from monograph.runtime.progress import Progress
 from monograph.runtime.target import Target
 
 if TYPE_CHECKING:
+    from monograph.ir.sizes import SizeScope
+    from monograph.runtime.cpu.any_shape import AnyShape
     from monograph.runtime.dynamic.staged import Compiler
 
 
@@ -64,6 +66,24 @@ class CpuBackend(Target):
 
         import_whole(KERNELS.load)
         return compile_stages(graph, self.compiler())
+
+    def compile_any_shape(self, graph: Graph, scope: SizeScope) -> AnyShape:
+        """Compile an optimised graph with open sizes."""
+        from monograph.codegen.llvm.module.kernel import KERNELS
+        from monograph.runtime.cpu.any_shape import compile_any_shape
+
+        import_whole(KERNELS.load)
+        config = self._config
+        return compile_any_shape(
+            graph,
+            scope,
+            choose_features(config.cpu_isa),
+            self.threads,
+            open_cache(config),
+            config.winograd,
+            self._progress,
+            config.checked,
+        )
 
     def load(
         self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]

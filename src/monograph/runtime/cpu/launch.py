@@ -16,6 +16,7 @@ from monograph.codegen.llvm.module.barrier import (
     CONSTANTS,
     FAULT_BYTES,
     FIRST_PORT,
+    SIZES,
 )
 from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
@@ -27,6 +28,7 @@ from monograph.runtime.executable import DonatedRun, Executable, FastPath, Feeds
 from monograph.runtime.outputs import NOTHING, refuse_unlike, same_memory
 
 ALIGNMENT = 64
+NO_SIZES = np.empty(0, np.int64)
 
 
 def aligned_bytes(count: int) -> Array:
@@ -134,7 +136,7 @@ class Layout:
 class Workspace:
     """The memory of one run: arena, context, and nothing that another run could see."""
 
-    def __init__(self, layout: Layout, constants: Array) -> None:
+    def __init__(self, layout: Layout, constants: Array, sizes: Array) -> None:
         self.arena = aligned_bytes(layout.arena_bytes)
         self.arena[:] = 0
         ports = len(layout.inputs) + len(layout.outputs)
@@ -146,6 +148,7 @@ class Workspace:
         self.address = int(self.memory.ctypes.data)
         self.slots[ARENA] = self.arena.ctypes.data
         self.slots[CONSTANTS] = constants.ctypes.data
+        self.slots[SIZES] = sizes.ctypes.data
 
 
 class NativeExecutable(Executable):
@@ -155,7 +158,9 @@ class NativeExecutable(Executable):
     copies: int = 0
     threads: int = 1
 
-    def __init__(self, layout: Layout, code: NativeCode, constants: Array) -> None:
+    def __init__(
+        self, layout: Layout, code: NativeCode, constants: Array, sizes: Array = NO_SIZES
+    ) -> None:
         self.layout = layout
         self.threads = layout.threads
         self.counts = Counts()
@@ -163,6 +168,8 @@ class NativeExecutable(Executable):
         self._code = code
         self._pool = shared_pool()
         self._constants = aligned(constants)
+        self._sizes = sizes
+        """The table of open sizes; empty for code of one shape."""
         self._free: list[Workspace] = []
         self._functions = {name: code.address(name) for name in layout.functions}
         self._inputs = [(s.index, s.name, s.buffer, s.shape, s.dtype.numpy) for s in layout.inputs]
@@ -281,7 +288,7 @@ class NativeExecutable(Executable):
             return self._free.pop()
         except IndexError:
             self.counts.captures = len(self._functions)
-            return Workspace(self.layout, self._constants)
+            return Workspace(self.layout, self._constants, self._sizes)
 
     def _run(self, workspace: Workspace, feeds: Feeds, out: Feeds) -> Outputs:
         bound = self._bind(workspace, feeds)

@@ -30,6 +30,7 @@ from monograph.codegen.llvm.module.kernel import (
 from monograph.codegen.llvm.rows.normalise import LOG2_E, power_below_one
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
+from monograph.ir.sizes import hint_of, is_open, proven
 from monograph.ops.attention import Attention
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.op_classes import is_view
@@ -101,14 +102,15 @@ class _Attention:
         self.over_heads = self.queries == 1
         self.repeat = self.heads // self.groups
         self.rows = self.repeat if self.over_heads else self.queries
-        self.few = self.rows <= FEW
+        self.few = hint_of(self.rows) <= FEW
         wide = self.panel * self.lanes
         self.row_length = -(-self.keys // wide) * wide
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
         context.add(*region.inputs, *region.outputs)
-        scores = self._lines(min(ROWS, self.rows) * self.row_length)
+        rows = ROWS if is_open(self.rows) else min(ROWS, self.rows)
+        scores = self._lines(rows * self.row_length)
         turned = 0 if self.few else self._lines(self.depth * self.row_length)
         own = scores + turned
         position = context.argument(LlvmScratch(own * context.threads))
@@ -132,7 +134,7 @@ class _Attention:
     def _heads(self) -> None:
         b, threads = self.b, self.context.threads
         outer = self.batch * (self.groups if self.over_heads else self.heads)
-        whole = outer >= threads
+        whole = hint_of(outer) >= threads
 
         def one(i: Int, _: list[Reg]) -> None:
             per = self.groups if self.over_heads else self.heads
@@ -215,7 +217,7 @@ class _Attention:
                 b.loop(start, stop, 1, one)
 
         b.loop(0, b.minimum(count, whole_keys), lanes, square)
-        if whole_keys < self.keys:
+        if not proven(self.keys, "==", whole_keys):
             each(whole_keys, self.keys, 0)
 
     def _turned(self, d: Int, t: Int) -> Reg:

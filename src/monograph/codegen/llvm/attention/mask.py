@@ -11,6 +11,7 @@ from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL
+from monograph.ir.sizes import divides, is_open, proven
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
 from monograph.ops.scalar import Scalar
 from monograph.program.memory.buffer_assignment import Storage
@@ -112,7 +113,7 @@ class ScoreMask:
         if mask is not None:
             m = self._mask(mask, place, t, x.lanes, keys)
             x = a.select(m, x, -math.inf) if mask.dtype.kind == BOOL else a.add(x, m)
-        if not self.bounded and keys % x.lanes == 0:
+        if not self.bounded and divides(x.lanes, keys):
             return x
         low, high = bounds
         key = self._keys(t, x.lanes)
@@ -127,7 +128,7 @@ class ScoreMask:
         return self.a.op("add", self._spread(t, lanes), Reg(f"<{steps}>", vector(lanes, "i32")))
 
     def _spread(self, number: Int, lanes: int) -> Reg:
-        if isinstance(number, int):
+        if type(number) is int:
             return self.b.number(number, "i32", lanes)
         return self.b.splat(self.b.set("i32", f"trunc i64 {number} to i32"), lanes)
 
@@ -141,7 +142,7 @@ class ScoreMask:
         if not rank or mask.shape[-1] == 1:
             return b.splat(self.scalars.load(mask.dtype, row).reg, lanes)
         whole = keys // lanes * lanes
-        if whole == keys:
+        if proven(whole, "==", keys):
             return self._mask_part(mask, row, t, lanes)
         inside = b.compare("slt", b.i64(t), b.i64(whole))
         before, last, done = b.new_label("whole"), b.new_label("last"), b.new_label("mask")
@@ -151,8 +152,12 @@ class ScoreMask:
         before = b.block
         b.jump(done)
         b.label(last)
-        count = keys - whole
-        single = [self._mask_part(mask, row, whole + k, 0) for k in range(count)]
+        if is_open(keys):
+            # Lanes beyond the last key are not used: they read that key.
+            ends = [b.minimum(b.add(whole, k), b.sub(keys, 1)) for k in range(lanes - 1)]
+        else:
+            ends = list(range(whole, keys))
+        single = [self._mask_part(mask, row, end, 0) for end in ends]
         gathered = b.number(0, single[0].type, lanes)
         for k, one in enumerate(single):
             gathered = b.insert(gathered, one, k)

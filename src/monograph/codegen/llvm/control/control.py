@@ -201,7 +201,7 @@ class _Loop(_Iterated):
         started = self.flag(go.pointer, go.offset)
         count = len(old)
 
-        def goes_on(i: Reg, goes: Reg, *_: Reg) -> Reg:
+        def continues(i: Reg, goes: Reg, *_: Reg) -> Reg:
             less = b.compare("slt", i, limit)
             return b.set("i1", f"and i1 {goes}, {less}")
 
@@ -212,7 +212,7 @@ class _Loop(_Iterated):
             return [b.set("i64", f"add i64 {i}, 1"), again, *there, *here]
 
         starts = [("i", Reg("0", "i64")), ("go", started), *(("state", p) for p in (*old, *new))]
-        i, _, *held = b.loop_while(starts, goes_on, iterate)
+        i, _, *held = b.loop_while(starts, continues, iterate)
         self.finish(held[:count])
         self._end(i)
 

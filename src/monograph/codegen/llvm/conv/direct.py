@@ -36,6 +36,7 @@ from monograph.codegen.llvm.matmul.tiles import (
 from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Array, Value, known
+from monograph.ir.sizes import hint_of
 from monograph.ops.conv import Conv
 from monograph.program.memory.strided import strided
 
@@ -99,7 +100,8 @@ def make_plan(value: Value, features: Features) -> ConvTiling:
 def _along(value: Value, axis: int, features: Features) -> ConvTiling:
     """Return the best tiling whose tiles run along an axis."""
     assert isinstance(value.op, Conv)
-    shape, weights = value.tensor.static, value.inputs[1].tensor.static
+    shape = tuple(map(hint_of, value.tensor.static))
+    weights = value.inputs[1].tensor.static
     pixels = shape[1 + axis]
     vectors = -(-shape[-1] // features.lanes(32))
     taps = Taps(weights[2 + axis], value.op.strides[axis], value.op.dilations[axis])
@@ -276,7 +278,7 @@ class DirectConv:
         b, threads = self.b, self.context.threads
         lines = math.prod(self.lines)
         panels = self._panel_runs()
-        uneven = threads > 1 and lines < ENOUGH * threads and lines % threads
+        uneven = threads > 1 and hint_of(lines) < ENOUGH * threads and hint_of(lines) % threads
         if self.anchor.inputs[1].tensor.size * 4 > BIG_WEIGHTS or uneven:
             for panel, _ in panels:
                 self._panels(panel, lines)
@@ -291,7 +293,7 @@ class DirectConv:
     def _panels(self, panel: Run, lines: int) -> None:
         """Process all lines panel by panel; lines and even parts of them are divided."""
         b, threads = self.b, self.context.threads
-        enough = panel.count * lines >= ENOUGH * threads or threads == 1
+        enough = hint_of(panel.count * lines) >= ENOUGH * threads or threads == 1
         whole = enough or self.whole_lines
         for run in [None] if whole else self.runs:
             pieces = 1 if run is None else run.count

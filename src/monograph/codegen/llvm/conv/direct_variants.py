@@ -24,6 +24,7 @@ from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
 from monograph.ir import Array, Input, TensorType, Value, is_finite
+from monograph.ir.sizes import any_open
 from monograph.ops.conv import Conv
 from monograph.ops.shape import Transpose
 from monograph.ops.window import CHANNELS_LAST
@@ -49,6 +50,7 @@ def serves_edges(value: Value) -> bool:
     # Winograd's kernel computes dense 3x3 windows, and needs a halo.
     dense = max(value.op.strides) == 1 and w.tensor.static[2:] == (3, 3)
     few = w.tensor.static[1] <= FEW and 0 not in value.tensor.static
+    few = few and not any_open(x.tensor.dims)  # the ends of lines are at literal positions
     if not padded or not isinstance(x.op, Input) or not few or dense:
         return False
     # A padding zero times an infinity is NaN: such taps must not be skipped.

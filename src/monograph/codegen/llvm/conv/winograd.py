@@ -33,6 +33,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, Value, is_finite, known
 from monograph.ir.dtype import f32
+from monograph.ir.sizes import any_open
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 
@@ -108,7 +109,9 @@ def serves(value: Value) -> bool:
     if not x.dtype == w.dtype == value.dtype == f32 or known(w) is None:
         return False
     plain = op.strides == op.dilations == (1, 1)
-    return plain and w.tensor.static[2:] == (3, 3) and value.tensor.size > 0
+    # Tiles at the edges of an image are at literal positions.
+    known_sizes = not any_open(value.tensor.static)
+    return plain and known_sizes and w.tensor.static[2:] == (3, 3) and value.tensor.size > 0
 
 
 def pays(value: Value, features: Features, threads: int) -> bool:

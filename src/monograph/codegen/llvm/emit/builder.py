@@ -7,6 +7,7 @@ runs afterwards: LLVM's code generator sees exactly this text.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -16,6 +17,7 @@ import numpy as np
 from monograph.codegen.common.registers import FLOATS, Reg, vector
 from monograph.codegen.llvm.module.bounds_checks import GUARD, SLACK_MARK
 from monograph.codegen.llvm.module.features import Features
+from monograph.ir.sizes import is_open, proven
 
 Int: TypeAlias = "int | Reg"
 
@@ -29,6 +31,19 @@ def float_text(number: float, element: str) -> str:
     with np.errstate(over="ignore"):
         single = float(np.float32(number))
     return f"0x{struct.unpack('<Q', struct.pack('<d', single))[0]:016X}"
+
+
+_SIZE = re.compile(r"%size\.(\d+)")
+
+
+def _is(number: Int, literal: int) -> bool:
+    """Return True if a number is a literal, not merely equal to it at run time."""
+    return not isinstance(number, Reg) and not is_open(number) and number == literal
+
+
+def _is_less(a: Int, b: Int) -> bool:
+    """Return True if a is proven to be at most b; nothing is known of registers."""
+    return not isinstance(a, Reg) and not isinstance(b, Reg) and proven(a, "<=", b)
 
 
 class Builder:
@@ -66,6 +81,19 @@ class Builder:
         body = "\n".join(self.lines)
         head = f"define {self.returns} @{self.name}({self.signature}) {attributes}"
         return f"{head} {{\nentry:\n{body}\n}}\n"
+
+    def load_sizes(self, table: Reg) -> bool:
+        """Load the open sizes that the function uses at its start; return False if it uses none."""
+        used = {int(n) for line in self.lines for n in _SIZE.findall(line)}
+        loads = []
+        for n in sorted(used):
+            at = f"getelementptr inbounds i64, ptr {table}, i64 {n}"
+            loads += [
+                f"  %size.at.{n} = {at}",
+                f"  %size.{n} = load i64, ptr %size.at.{n}, align 8",
+            ]
+        self.lines[:0] = loads
+        return bool(used)
 
     # Lines and registers
 
@@ -123,45 +151,45 @@ class Builder:
     def add(self, a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):
             return a + b
-        if a == 0 or b == 0:
-            return b if a == 0 else a
+        if _is(a, 0) or _is(b, 0):
+            return b if _is(a, 0) else a
         return self.set("i64", f"add nsw i64 {a}, {b}")
 
     def sub(self, a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):
             return a - b
-        return a if b == 0 else self.set("i64", f"sub nsw i64 {a}, {b}")
+        return a if _is(b, 0) else self.set("i64", f"sub nsw i64 {a}, {b}")
 
     def mul(self, a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):
             return a * b
-        if a == 0 or b == 0:
+        if _is(a, 0) or _is(b, 0):
             return 0
-        if a == 1 or b == 1:
-            return b if a == 1 else a
+        if _is(a, 1) or _is(b, 1):
+            return b if _is(a, 1) else a
         return self.set("i64", f"mul nsw i64 {a}, {b}")
 
     def div(self, a: Int, b: int) -> Int:
         """Floor division of a number that is not negative."""
         if isinstance(a, int):
             return a // b
-        return a if b == 1 else self.set("i64", f"udiv i64 {a}, {b}")
+        return a if _is(b, 1) else self.set("i64", f"udiv i64 {a}, {b}")
 
     def mod(self, a: Int, b: int) -> Int:
         """The remainder of a number that is not negative."""
         if isinstance(a, int):
             return a % b
-        return 0 if b == 1 else self.set("i64", f"urem i64 {a}, {b}")
+        return 0 if _is(b, 1) else self.set("i64", f"urem i64 {a}, {b}")
 
     def minimum(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int):
-            return min(a, b)
+        if _is_less(a, b) or _is_less(b, a):
+            return a if _is_less(a, b) else b
         less = self.compare("slt", self.i64(a), self.i64(b))
         return self.set("i64", f"select i1 {less}, i64 {a}, i64 {b}")
 
     def maximum(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int):
-            return max(a, b)
+        if _is_less(a, b) or _is_less(b, a):
+            return b if _is_less(a, b) else a
         less = self.compare("slt", self.i64(a), self.i64(b))
         return self.set("i64", f"select i1 {less}, i64 {b}, i64 {a}")
 
@@ -183,7 +211,7 @@ class Builder:
     # Memory
 
     def offset(self, pointer: Reg, bytes_: Int) -> Reg:
-        if bytes_ == 0:
+        if _is(bytes_, 0):
             return pointer
         return self.set("ptr", f"getelementptr inbounds i8, ptr {pointer}, i64 {bytes_}")
 
@@ -206,7 +234,7 @@ class Builder:
         self.guards += 1
         at, most = self.i64(number), extent - max(lanes, 1)
         bad = Reg("true", "i1")
-        if most >= 0:
+        if is_open(most) or most >= 0:
             bad = self.compare("ugt", at, Reg(str(most), "i64"))
 
         def write() -> None:
@@ -228,7 +256,9 @@ class Builder:
         return self.set(kind, f"shufflevector {kind} {first}, {kind} poison, {mask}")
 
     def number(self, number: float, element: str, lanes: int = 0) -> Reg:
-        """A literal of an element type, in every lane."""
+        """A literal of an element type, or an open size, in every lane."""
+        if is_open(number):
+            return self.splat(self._sized(number, element), lanes)
         if element in FLOATS:
             text = float_text(float(number), element)
         elif element == "i1":
@@ -237,6 +267,12 @@ class Builder:
             text = str(int(number))
         kind = vector(lanes, element)
         return Reg(f"splat ({element} {text})" if lanes else text, kind)
+
+    def _sized(self, size: int, element: str) -> Reg:
+        if element == "i64":
+            return self.i64(size)
+        how = "sitofp" if element in FLOATS else "trunc"
+        return self.set(element, f"{how} i64 {size} to {element}")
 
     def extract(self, value: Reg, lane: int) -> Reg:
         return self.set(value.element, f"extractelement {value.type} {value}, i64 {lane}")
@@ -265,10 +301,10 @@ class Builder:
 
         Literal bounds with one trip, or none, emit no loop.
         """
-        if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
-            if start >= stop:
+        if not (isinstance(start, Reg) or isinstance(stop, Reg) or isinstance(step, Reg)):
+            if proven(stop, "<=", start):
                 return list(carried)
-            if start + step >= stop:
+            if proven(start, "<", stop) and proven(stop, "<=", start + step):
                 return list(body(start, list(carried)) or ())
 
         def once(index: Reg, *phis: Reg) -> list[Reg]:

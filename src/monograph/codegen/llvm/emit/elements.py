@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.scalars import Walk
@@ -13,6 +14,7 @@ from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import KernelContext, pointers
 from monograph.ir import DType, Value, known
 from monograph.ir.dtype import i64
+from monograph.ir.sizes import is_open
 from monograph.ops.elementwise import Abs, Add, Clip, Max, Min, Mul, Neg, Sub
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.index_bounds import inside
@@ -53,7 +55,7 @@ class LlvmElements(Walk[Point]):
         """An element from memory, or a literal."""
         data = known(value)
         if data is not None and data.size == 1:
-            return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype, point.lanes)
+            return self._only(data.reshape(-1)[0], value.dtype, point.lanes)
         place = self.storage[value]
         position = flatten(at, place.strides, place.offset)
         extent = self.unproven(value, position)
@@ -69,6 +71,12 @@ class LlvmElements(Walk[Point]):
                 for k in range(point.lanes)
             ]
         )
+
+    def _only(self, number: Any, dtype: DType, lanes: int) -> Scalar:
+        """The only element of a constant: a literal, or an open size."""
+        if is_open(number):
+            return self.scalars.splat(Scalar(self.b.i64(number), i64), lanes)
+        return self.scalars.literal(number.item(), dtype, lanes)
 
     def load_at(
         self, pointer: Reg, dtype: DType, position: Index, point: Point, extent: int = 0

@@ -19,6 +19,7 @@ from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_o
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
 from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
+from monograph.ir.sizes import hint_of, is_open, proven
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import (
     Element,
@@ -58,7 +59,8 @@ class LoopNest:
             return
         *outer, inner = self.counters
         count = math.prod(c.extent for c in outer)
-        by_rows = count >= 4 * self.threads or inner.extent < 2 * lanes * self.threads
+        size = hint_of(inner.extent)
+        by_rows = hint_of(count) >= 4 * self.threads or size < 2 * lanes * self.threads
         rows = share(self.b, count, self.threads) if by_rows else (0, count)
         size = inner.extent
         span = (0, size) if by_rows else share(self.b, size, self.threads, max(lanes, 1))
@@ -79,7 +81,7 @@ class LoopNest:
         outer = [c for c in self.counters[:-1] if c is not across]
         rows = math.prod(c.extent for c in outer)
         start, size = 0, lanes
-        while start < across.extent:
+        while not proven(across.extent, "<=", start) and size:
             count = (across.extent - start) // size
 
             def unit(
@@ -92,10 +94,10 @@ class LoopNest:
                 else:
                     self._tiles(values, inner, across, size, tile, body)
 
-            if count:
+            if is_open(count) or count:
                 b.loop(*share(b, rows * count, self.threads), 1, unit)
             start += count * size
-            size = size // 2 if size > LEAST_TILE else 1
+            size = size // 2 if size > LEAST_TILE else int(size > 1)
 
     def _tiles(
         self,
@@ -108,7 +110,7 @@ class LoopNest:
     ) -> None:
         """Run the tiles of all of the last counter, `size` places along the other."""
         b, start, width = self.b, 0, size
-        while start < inner.extent:
+        while not proven(inner.extent, "<=", start) and width:
             stop = start + (inner.extent - start) // width * width
 
             def some(j: Int, _: list[Reg], width: int = width) -> None:
@@ -125,7 +127,7 @@ class LoopNest:
                 )
 
             b.loop(start, stop, width, some if width >= LEAST_TILE else single)
-            start, width = stop, width // 2 if width > LEAST_TILE else 1
+            start, width = stop, width // 2 if width > LEAST_TILE else int(width > 1)
 
     def _once(self, before: Body, body: Body) -> None:
         """Run the only point of an empty nest, on one thread."""
@@ -171,7 +173,7 @@ class LoopNest:
 
     def _after(self, start: Int, end: Int, width: int) -> Int:
         """Return the end of a loop over [start, end) in steps of width."""
-        if isinstance(start, int) and isinstance(end, int):
+        if type(start) is int and type(end) is int:
             return start + max(0, -(-(end - start) // width)) * width
         room = self.b.maximum(self.b.add(self.b.sub(end, start), width - 1), 0)
         return self.b.add(start, self.b.mul(self.b.div(room, width), width))
@@ -181,8 +183,10 @@ def _widths(extent: int, lanes: int, unroll: int) -> list[int]:
     """Return group sizes, largest first; size 1 takes the rest, behind narrower vectors if a row is
     short.
     """
-    if lanes < 2 or extent < lanes:
+    if lanes < 2 or hint_of(extent) < lanes:
         return [1]
+    if is_open(extent):
+        return [unroll * lanes, lanes, 1] if unroll > 1 else [lanes, 1]
     widths = [unroll * lanes] if unroll > 1 and extent >= unroll * lanes else []
     widths.append(lanes)
     if extent < SHORT * lanes:
@@ -375,7 +379,7 @@ def _turned(
 ) -> dict[Counter, list[Element]]:
     """Return the loads that are contiguous along another counter than the last, by that counter."""
     found: dict[Counter, list[Element]] = {}
-    if len(loops) < 2 or lanes < LEAST_TILE or loops[-1].extent < lanes:
+    if len(loops) < 2 or lanes < LEAST_TILE or hint_of(loops[-1].extent) < lanes:
         return found
     for item in order:
         value = item.element.value
@@ -385,7 +389,7 @@ def _turned(
         if not position.is_linear or position.factor(loops[-1]) in (0, 1):
             continue
         for c in loops[:-1]:
-            if position.factor(c) == 1 and c.extent >= lanes:
+            if position.factor(c) == 1 and hint_of(c.extent) >= lanes:
                 found.setdefault(c, []).append(item.element)
     return found
 

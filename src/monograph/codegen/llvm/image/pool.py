@@ -17,6 +17,7 @@ from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.grid_sample import ElementReader
 from monograph.codegen.llvm.image.windows import (
     ChannelBlocks,
+    OpenTapSpan,
     TapSpan,
     Windows,
     blocks,
@@ -77,7 +78,7 @@ class _Pool:
         vectors = self.op.layout == CHANNELS_LAST and self.x.channel == 1
         return self.context.features.lanes(max(32, self.given.dtype.bits)) if vectors else 1
 
-    def spans(self, sizes: Sequence[int], pads: Sequence[int]) -> list[TapSpan]:
+    def spans(self, sizes: Sequence[int], pads: Sequence[int]) -> list[TapSpan | OpenTapSpan]:
         axes = (self.outputs, sizes, self.op.kernel, self.op.strides, self.op.dilations, pads)
         return [correlated(*axis) for axis in zip(*axes, strict=True)]
 

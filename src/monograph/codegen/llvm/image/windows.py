@@ -18,6 +18,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.kernel import KernelContext, LlvmPacked, share
 from monograph.ir import Array, Value
+from monograph.ir.sizes import any_open, proven
 from monograph.ops.shape import Broadcast, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.fusion.op_classes import is_view
@@ -53,10 +54,44 @@ class TapSpan:
     stride: int = 0
 
 
+@dataclass(frozen=True)
+class OpenTapSpan:
+    """The taps of windows along an axis of open size: they are computed at run time."""
+
+    outputs: int
+    size: int
+    kernel: int
+    stride: int
+    place_step: int
+    pad: int
+    tap_step: int = 1
+
+    @property
+    def inner(self) -> tuple[int, int]:
+        """The range of outputs whose windows are entirely inside; it may be empty."""
+        reach = (self.kernel - 1) * self.place_step
+        return -(-self.pad // self.stride), (self.size + self.pad - reach - 1) // self.stride + 1
+
+    def taps(self, b: Builder, output: Int) -> tuple[Int, Int, Int]:
+        """Return the first tap that reads inside, the number of such taps and the first place."""
+        start = b.sub(b.mul(output, self.stride), self.pad)
+
+        def steps(distance: Int) -> Int:
+            room = b.add(b.maximum(distance, 0), self.place_step - 1)
+            return b.div(room, self.place_step)
+
+        first = steps(b.sub(0, start))
+        stop = b.minimum(steps(b.sub(self.size, start)), self.kernel)
+        count = b.maximum(b.sub(stop, first), 0)
+        return first, count, b.add(start, b.mul(first, self.place_step))
+
+
 def correlated(
     outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int
-) -> TapSpan:
+) -> TapSpan | OpenTapSpan:
     """The taps of a convolution or a pool."""
+    if any_open((outputs, size)):
+        return OpenTapSpan(outputs, size, kernel, stride, dilation, pad)
     start = np.arange(outputs) * stride - pad
     first = np.maximum(0, -(start // dilation))
     stop = np.minimum(kernel, -((start - size) // dilation))
@@ -92,15 +127,21 @@ def transposed(
 class Windows:
     """Loops over the taps of windows; create it before the builder, bind it after."""
 
-    def __init__(self, context: KernelContext, spans: Sequence[TapSpan]) -> None:
+    def __init__(self, context: KernelContext, spans: Sequence[TapSpan | OpenTapSpan]) -> None:
         self.context = context
         self.spans = spans
-        columns = [np.stack([s.first, s.count, s.place], 1).astype(np.int64) for s in spans]
-        self.tables = [context.argument(LlvmPacked(c)) for c in columns]
-        self.columns = columns
+        self.columns = {
+            i: np.stack([s.first, s.count, s.place], 1).astype(np.int64)
+            for i, s in enumerate(spans)
+            if isinstance(s, TapSpan)
+        }
+        self.tables = {i: context.argument(LlvmPacked(c)) for i, c in self.columns.items()}
 
     def look_up(self, b: Builder, axis: int, output: Int, column: int) -> Int:
         """Return an entry of a table; a literal if all entries are equal."""
+        span = self.spans[axis]
+        if isinstance(span, OpenTapSpan):
+            return span.taps(b, output)[column]
         entries = self.columns[axis][:, column]
         if isinstance(output, int) or (entries == entries[0]).all():
             return int(entries[output if isinstance(output, int) else 0])
@@ -124,11 +165,13 @@ class Windows:
         """Return True if a window is entirely inside of the data."""
         result: Reg | bool = True
         for span, o in zip(self.spans, outputs, strict=True):
-            (low, high), size = span.inner, len(span.first)
-            if low == high:
+            low, high = span.inner
+            size = span.outputs if isinstance(span, OpenTapSpan) else len(span.first)
+            if proven(high, "<=", low):
                 return False
-            for how, bound, needed in (("sge", low, low > 0), ("slt", high, high < size)):
-                if needed:
+            ends = (("sge", low, 0), ("slt", high, size))
+            for how, bound, end in ends:
+                if not proven(end, "==", bound):
                     fits = b.compare(how, b.i64(o), b.i64(bound))
                     both = f"and i1 {result}, {fits}"
                     result = fits if isinstance(result, bool) else b.set("i1", both)
@@ -140,10 +183,14 @@ class Windows:
         """Run a body at every tap of a window that is entirely inside, unrolled."""
         starts = []
         for span, o in zip(self.spans, outputs, strict=True):
-            origin = int(span.place[span.inner[0]]) - span.inner[0] * span.stride
+            if isinstance(span, OpenTapSpan):
+                origin = -span.pad
+            else:
+                origin = int(span.place[span.inner[0]]) - span.inner[0] * span.stride
             starts.append(b.add(b.mul(o, span.stride), origin))
         made = list(carried)
-        for taps in np.ndindex(*(int(s.count.max()) for s in self.spans)):
+        sizes = (s.kernel if isinstance(s, OpenTapSpan) else int(s.count.max()) for s in self.spans)
+        for taps in np.ndindex(*sizes):
             steps = zip(starts, taps, self.spans, strict=True)
             places = [b.add(start, k * span.place_step) for start, k, span in steps]
             made = body(places, list(taps), made)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f32, f64, i32, i64
+from monograph.ir.sizes import hint_of
 from monograph.program.index import strides_of
 from monograph.program.memory.strided import strided
 
@@ -74,7 +76,9 @@ class DotKernel:
         self.anchor = anchor
         shape = anchor.tensor.static
         x, w = anchor.inputs
-        self.problem = DotProblem(shape[:-2], shape[-2], x.tensor.static[-1], shape[-1])
+        # The last vector of columns has unused lanes at a literal index: their number is known.
+        columns = index(shape[-1])
+        self.problem = DotProblem(shape[:-2], shape[-2], x.tensor.static[-1], columns)
         self.sum_dtype = sum_dtype(anchor)
         self.lanes = context.features.lanes(self.sum_dtype.bits)
         self.vectors = -(-self.problem.columns // self.lanes)
@@ -87,7 +91,9 @@ class DotKernel:
         self.tile = self._choose_tile()
         self.panels = split(self.vectors, self.tile.vectors)
         self.chunk = self._choose_chunk()
-        self.ahead = choose_ahead(self.problem.rows, self.tile.rows, self._stored, self._streams)
+        self.ahead = choose_ahead(
+            hint_of(self.problem.rows), self.tile.rows, self._stored, self._streams
+        )
         """The prefetch distance of weights in bytes; 0 for none."""
 
     def _known(self, w: Value) -> Array | None:
@@ -100,7 +106,7 @@ class DotKernel:
             return RegisterTile(1, row_width(self.vectors, self.lanes, features, threads))
         # Rows that are a page apart share one set of the nearest cache.
         apart = self.x.strides[-2] * self.anchor.inputs[0].dtype.itemsize
-        rows = WAYS if apart and apart % PAGE == 0 else MAX_ROWS
+        rows = WAYS if hint_of(apart) and hint_of(apart) % PAGE == 0 else MAX_ROWS
         most = ACCUMULATORS * features.registers // 32
         return choose_tile(p.rows, self.vectors, p.depth, features, threads, most, rows)
 
@@ -111,7 +117,7 @@ class DotKernel:
         """
         p = self.problem
         panel = p.depth * self.tile.vectors * self.lanes * self.anchor.inputs[1].dtype.itemsize
-        many = p.rows > 4 * self.tile.rows
+        many = hint_of(p.rows) > 4 * self.tile.rows
         return CHUNK if many and panel > PANEL_BYTES and p.depth > CHUNK else 0
 
     @property
@@ -123,7 +129,7 @@ class DotKernel:
 
     @property
     def _streams(self) -> bool:
-        return streams(self.problem.rows, self.anchor.inputs[1].dtype, self._stored)
+        return streams(hint_of(self.problem.rows), self.anchor.inputs[1].dtype, self._stored)
 
     def _read(self) -> Sequence[Value]:
         """Return the inputs that the kernel reads besides packed weights."""

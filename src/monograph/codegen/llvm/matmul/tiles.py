@@ -15,6 +15,7 @@ from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import DType
 from monograph.ir.dtype import f32
+from monograph.ir.sizes import hint_of, is_open
 
 BATCH, PANELS, ROWS = "batch", "panels", "rows"
 MATTERS = 1.03
@@ -35,7 +36,7 @@ def choose_share(
     loads[PANELS] = busiest(shared, threads, alone)
     loads[ROWS] = busiest(rows, threads)
     count = sum(run.count for run, _ in panels)
-    more_panels = count >= sum(run.count for run in rows)
+    more_panels = hint_of(count) >= hint_of(sum(run.count for run in rows))
     ranked = (BATCH, PANELS, ROWS) if more_panels else (BATCH, ROWS, PANELS)
     least = min(loads.values())
     return next(way for way in ranked if loads[way] <= least * MATTERS)
@@ -45,6 +46,7 @@ def busiest(runs: Sequence[Run], threads: int, last: int = 0) -> float:
     """Return the work of the busiest thread relative to an even share; the last has some more."""
     work = [0] * threads
     work[-1] = last
+    runs = [Run(0, run.size, hint_of(run.count)) for run in runs]
     for run in runs:
         for t in range(threads):
             mine = run.count * (t + 1) // threads - run.count * t // threads
@@ -83,6 +85,8 @@ class Run:
 
 def split(extent: int, most: int) -> list[Run]:
     """Split an extent into as few pieces of at most `most` as possible: two sizes at most."""
+    if is_open(extent):
+        return _split_open(extent, most)
     if extent == 0:
         return []
     pieces = -(-extent // most)
@@ -92,6 +96,20 @@ def split(extent: int, most: int) -> list[Run]:
         runs.append(Run(0, small + 1, larger))
     if pieces > larger:
         runs.append(Run(larger * (small + 1), small, pieces - larger))
+    return runs
+
+
+def _split_open(extent: int, most: int) -> list[Run]:
+    """Split an open extent into pieces of `most`, and the rest into one piece per power of two.
+
+    The pieces of the rest have counts of 0 or 1 that are known at run time.
+    """
+    runs, start, left, size = [], 0, extent, most
+    while size:
+        count = left // size
+        runs.append(Run(start, size, count))
+        start, left = start + count * size, left - count * size
+        size = (1 << (size - 1).bit_length()) // 2
     return runs
 
 
@@ -120,6 +138,7 @@ def choose_tile(
     """The tile with the least estimated time for a product of rows x (vectors * lanes)."""
     best = RegisterTile(1, 1)
     least = float("inf")
+    rows, vectors, depth = hint_of(rows), hint_of(vectors), hint_of(depth)
     for v in range(1, min(MAX_VECTORS, vectors) + 1):
         for r in range(1, min(most_rows, rows) + 1):
             if r * v + v + 1 > room(features, v) or r * v > accumulators:

@@ -15,8 +15,11 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.features import Features
 
-ARENA, CONSTANTS, FIRST_PORT = 0, 1, 2
-"""Slots of the context, after the barrier state: pointers to memory, then to each port."""
+ARENA, CONSTANTS, SIZES, FIRST_PORT = 0, 1, 2, 3
+"""Slots of the context, after the barrier state: pointers to memory, then to each port.
+
+SIZES points to the table of open sizes (see `monograph.ir.sizes`).
+"""
 FAULT_BYTES = 16
 """The bytes of a fault after the slots: an i64 flag, an i64 with the data."""
 BARRIER_BYTES = 64

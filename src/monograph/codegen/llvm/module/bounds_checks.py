@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monograph.errors import InternalError
+from monograph.ir.sizes import is_open, proven
 
 GUARD = "guard"
 """The argument that violations are reported to: two words, like any fault."""
@@ -260,7 +261,7 @@ class Instrumented:
         extent = self.extents.get(base)
         if not terms and extent is not None and not access.count:
             low, high = constant + access.low, constant + access.high
-            if extent.low <= low and high <= _limit(extent, access):
+            if proven(extent.low, "<=", low) and proven(high, "<=", _limit(extent, access)):
                 return None
         key: object = (base, terms, access.slack)
         if access.count or access.whole:
@@ -292,11 +293,15 @@ class Instrumented:
         size = group.high - group.low
         if extent is not None and not first.count:
             room = _limit(extent, first) - extent.low - size
-            yield (
-                f"  {bad} = icmp ugt i64 {moved}, {room}"
-                if room >= 0
-                else (f"  {bad} = icmp eq i64 0, 0")
-            )
+            if is_open(room):
+                # A buffer may be smaller than the access: then no place in it is right.
+                far, small = self._fresh("f"), self._fresh("n")
+                yield f"  {far} = icmp ugt i64 {moved}, {room}"
+                yield f"  {small} = icmp slt i64 {room}, 0"
+                yield f"  {bad} = or i1 {far}, {small}"
+            else:
+                right = f"ugt i64 {moved}, {room}" if room >= 0 else "eq i64 0, 0"
+                yield f"  {bad} = icmp {right}"
         else:
             yield from self._check_counted(first, base, extent, moved, size, bad)
         number = self.numbers.get(base, 0)

@@ -22,6 +22,7 @@ from monograph.codegen.llvm.module.barrier import (
     CONSTANTS,
     FAULT_BYTES,
     FIRST_PORT,
+    SIZES,
     build_barrier,
 )
 from monograph.codegen.llvm.module.bounds_checks import SLACK
@@ -34,12 +35,14 @@ from monograph.codegen.llvm.module.kernel import (
     LlvmFault,
     LlvmPacked,
     LlvmScratch,
+    SizeTable,
     Sync,
 )
 from monograph.codegen.llvm.module.memory import ConstantLayout, Ordering, zero_halo
 from monograph.codegen.llvm.module.select import generator
-from monograph.errors import InternalError
+from monograph.errors import InternalError, UnsupportedError
 from monograph.ir import Array, TensorType, Value, known
+from monograph.ir.sizes import any_open
 from monograph.ops.attention import Attention
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
@@ -328,7 +331,15 @@ class _Assembler:
             self.call(b, slot, step, kernel)
             self.stamp(b, slot, step, END)
         b.ret()
+        self.load_sizes(b)
         return b.text()
+
+    def load_sizes(self, b: Builder) -> None:
+        """Load the open sizes that a function uses, before all else."""
+        if not b.load_sizes(Reg("%sizes", "ptr")):
+            return
+        at = f"getelementptr inbounds i8, ptr %context, i64 {BARRIER_BYTES + 8 * SIZES}"
+        b.lines[:0] = [f"  %sizes.at = {at}", "  %sizes = load ptr, ptr %sizes.at, align 8"]
 
     def stamp(self, b: Builder, slot: Callable[[int], Reg], step: Step, which: int) -> None:
         if self.stamps is not None:
@@ -371,6 +382,8 @@ class _Assembler:
             return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
         if isinstance(argument, Sync):
             return b.arguments["context"]
+        if isinstance(argument, SizeTable):
+            return load(SIZES)
         if isinstance(argument, LlvmFault):
             self.faults.append((step, argument))
             slots = FIRST_PORT + len(self.ports)
@@ -389,5 +402,10 @@ class _Assembler:
         if value not in self.weights_at:
             data = known(value)
             assert data is not None
+            if any_open(data.flat):
+                # Kernels read an open size from the table of sizes.
+                if data.size > 1:
+                    raise UnsupportedError("a vector of open sizes has no memory", given=value.type)
+                data = np.zeros(1, np.int64)
             self.weights_at[value] = self.constants.add(data)
         return self.weights_at[value]

@@ -60,7 +60,12 @@ class Sync:
     """The barrier state, for a kernel whose threads wait for each other (see `synchronise`)."""
 
 
-Argument: TypeAlias = Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | Sync
+@dataclass(frozen=True)
+class SizeTable:
+    """The table of open sizes, for a kernel that reads some (see `monograph.ir.sizes`)."""
+
+
+Argument: TypeAlias = Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | Sync | SizeTable
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,9 @@ def finished(b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent
     if b.checked:
         names = [*(f"%p{i}" for i in range(len(arguments))), f"%{GUARD}"]
         b.lines = Instrumented(b.lines, dict(zip(names, extents, strict=True))).text()
+    if b.load_sizes(Reg("%sizes", "ptr")):
+        given.append(SizeTable())
+        b.signature = b.signature.replace("i64 %tid", "ptr %sizes, i64 %tid")
     declarations = frozenset(b.declarations)
     return Kernel(b.text(), tuple(given), declarations, tuple(extents), b.guards)
 

@@ -24,6 +24,7 @@ from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.bounds_checks import Extent
 from monograph.codegen.llvm.module.kernel import NAME, Kernel, LlvmScratch, finished, share
 from monograph.ir import Array, Value
+from monograph.ir.sizes import any_open, is_open
 from monograph.program.index import strides_of
 from monograph.program.memory.buffer_assignment import (
     CONSTANT,
@@ -128,7 +129,7 @@ def _clear(
     start = b.offset(b.arguments["p0"], b.mul(i, whole))
     zero, no = Reg("0", "i8"), Reg("false", "i1")
     for at, length in ranges:
-        if length:
+        if is_open(length) or length:
             count = Reg(str(length), "i64")
             b.call("llvm.memset.p0.i64", "void", b.offset(start, at), zero, count, no)
 
@@ -140,7 +141,7 @@ ARENA = -1
 class ByteSpan:
     """A range of bytes: of the arena, or all of a port."""
 
-    memory: int
+    memory: int | str
     start: int = 0
     stop: int = 1
 
@@ -182,7 +183,7 @@ class Ordering:
         for position, argument in enumerate(kernel.arguments):
             if isinstance(argument, LlvmScratch):
                 at = self.offsets[scratch[step.index, position]]
-                writes.append(ByteSpan(ARENA, at, at + max(argument.nbytes, 1)))
+                writes.append(self._in_arena(at, argument.nbytes))
             elif isinstance(argument, Value):
                 given = argument in step.region.inputs
                 span = self._span(self.places.storage[argument].buffer)
@@ -190,11 +191,16 @@ class Ordering:
                     (reads if given else writes).append(span)
         return reads, writes
 
+    def _in_arena(self, at: int, nbytes: int) -> ByteSpan:
+        """Return a range of the arena; buffers of open sizes share all of a bin, or nothing."""
+        if any_open(self.offsets.values()) or is_open(nbytes):
+            return ByteSpan(f"bin at {at!r}")
+        return ByteSpan(ARENA, at, at + max(nbytes, 1))
+
     def _span(self, buffer: Buffer) -> ByteSpan | None:
         """Return the bytes of a buffer; one written over another has the same address."""
         if buffer.kind == CONSTANT:
             return None
         if buffer.kind == TEMPORARY:
-            at = self.offsets[buffer.id]
-            return ByteSpan(ARENA, at, at + max(buffer.nbytes, 1))
+            return self._in_arena(self.offsets[buffer.id], buffer.nbytes)
         return ByteSpan(root(buffer.id, self.places.over))

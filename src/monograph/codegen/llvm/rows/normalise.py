@@ -9,6 +9,7 @@ import math
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.registry import any_view
+from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
@@ -16,6 +17,7 @@ from monograph.codegen.llvm.rows.rows import LlvmRows, RowPosition, Totals
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
 from monograph.ir.lazy import lazy
+from monograph.ir.sizes import is_open
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.op_classes import is_view
@@ -145,7 +147,7 @@ class _Norm:
         self.op = op
         self.dtype = f64 if anchor.dtype == f64 else f32
         shape = rows.operand.tensor.static
-        self.share = 1 / max(math.prod(shape[a] for a in op.axes), 1)
+        self.length = math.prod(shape[a] for a in op.axes)
         self.order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
 
     @lazy
@@ -157,6 +159,14 @@ class _Norm:
             self.rows.run(self._row)
         return self.rows.kernel()
 
+    def _share(self) -> Scalar:
+        """One over the length of a row."""
+        s = self.rows.scalars
+        if not is_open(self.length):
+            return s.constant(1 / max(self.length, 1), self.dtype)
+        count = self.rows.b.number(self.length, register(self.dtype))
+        return s.div(s.constant(1.0, self.dtype), Scalar(count, self.dtype))
+
     def _row(self, place: RowPosition) -> None:
         """Emit the passes over a row.
 
@@ -165,7 +175,7 @@ class _Norm:
         """
         s = self.rows.scalars
         one, zero = (s.constant(n, self.dtype) for n in (1.0, 0.0))
-        share, epsilon = (s.constant(n, self.dtype) for n in (self.share, self.op.epsilon))
+        share, epsilon = self._share(), s.constant(self.op.epsilon, self.dtype)
         sums = self.rows.fold(place, [self._nothing], self._read, self._add)
         means = squares = [s.mul(t[0], share) for t in sums]
         rests = [zero] * len(sums)

@@ -16,8 +16,10 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Point, elements_of, part, pieces
+from monograph.codegen.llvm.matmul.tiles import split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, share
 from monograph.ir import DType, Value
+from monograph.ir.sizes import hint_of, is_open, largest, proven
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import (
     Element,
@@ -117,13 +119,14 @@ class LlvmRows:
 
         def use(c: Counter) -> tuple[bool, int, int]:
             runs = sum(p.factor(c) == 1 for p in positions)
-            return c.extent >= self.lanes // 2, runs, every.index(c)
+            return hint_of(c.extent) >= self.lanes // 2, runs, every.index(c)
 
         self.lane = max(every, key=use, default=None)
         self.across = self.lane is not None and self.lane in self.kept
         reduced = math.prod(c.extent for c in self.reduced)
         vectors = reduced if self.across else -(-reduced // self.lanes)
-        self.unrolled = vectors <= HELD and (self.across or len(self.reduced) <= 1)
+        few = not is_open(vectors) and vectors <= HELD
+        self.unrolled = few and (self.across or len(self.reduced) <= 1)
 
     # Loops over rows
 
@@ -141,7 +144,8 @@ class LlvmRows:
         start = 0
         extent = self.lane.extent
         # Fewer vectors at once if some threads would have no work otherwise.
-        while streams > 1 and count * (extent // (streams * self.lanes)) < self.context.threads:
+        rows, along = hint_of(count), hint_of(extent)
+        while streams > 1 and rows * (along // (streams * self.lanes)) < self.context.threads:
             streams //= 2
         groups = [(streams, self.lanes), (1, self.lanes)] if streams > 1 else [(1, self.lanes)]
         for vectors, lanes in groups:
@@ -149,6 +153,10 @@ class LlvmRows:
             blocks = (extent - start) // width
             self._blocks(body, outer, count, start, blocks, vectors, lanes)
             start += blocks * width
+        if is_open(extent):
+            for run in split(extent - start, self.lanes // 2):
+                self._blocks(body, outer, count, start + run.start, run.count, 1, run.size)
+            return
         for at, lanes in pieces(extent - start):
             self._blocks(body, outer, count, start + at, 1, 1, lanes)
 
@@ -175,7 +183,7 @@ class LlvmRows:
                 points.append(Point(at, lane, lanes) if lanes > 1 else Point(at))
             body(RowPosition(tuple(points)))
 
-        if blocks:
+        if is_open(blocks) or blocks:
             self._spread(count * blocks, one)
 
     def _spread(self, count: int, body: Callable[[Int], None]) -> None:
@@ -186,7 +194,7 @@ class LlvmRows:
             self._held.clear()
             body(i)
 
-        if count == 1:
+        if proven(count, "==", 1):
             b.on_thread(0, lambda: one(0, []))
             return
         b.loop(*share(b, count, self.context.threads), 1, one)
@@ -247,7 +255,8 @@ class LlvmRows:
             pairs = zip(parts(carried), parts(made), strict=True)
             return [r for x, y in pairs for r in _regs(join(x, y))]
 
-        if join is None or not start or self.unrolled or count <= BLOCK:
+        short = not is_open(count) and count <= BLOCK
+        if join is None or not start or self.unrolled or short:
             return parts(self._loop(count, 1, trip, first))
         return parts(self.b.loop(0, count, BLOCK, block, first))
 
@@ -256,7 +265,7 @@ class LlvmRows:
         assert lane is not None
         outer = [c for c in self.reduced if c is not lane]
         whole = lane.extent // lanes
-        streams = min(STREAMS, max(whole, 1))
+        streams = min(STREAMS, max(hint_of(whole), 1))
         bulk = whole // streams * streams * lanes
         wide = _regs(self._spread_totals(start, lanes))
         single = _regs(self._spread_totals(start, 0))
@@ -269,11 +278,25 @@ class LlvmRows:
                 made += _regs(step(Point(at, lane, lanes), k, totals))
             return made + regs[count * size :]
 
+        def rest_of(values: dict[Counter, Int], regs: list[Reg]) -> list[Reg]:
+            """Add the vectors and elements that are left of a row of open length."""
+            stop = whole * lanes
+            regs = self.b.loop(bulk, stop, lanes, lambda i, c: vectors(values, 1, i, c), regs)
+
+            def one(i: Int, carried: list[Reg]) -> list[Reg]:
+                point = Point({**row.values, **values, lane: i})
+                return _regs(step(point, 0, _totals(carried, start)))
+
+            rest = self.b.loop(stop, lane.extent, 1, one, regs[streams * size :])
+            return regs[: streams * size] + rest
+
         def trip(o: Int, regs: list[Reg]) -> list[Reg]:
             values = self._values(outer, o)
             regs = self._loop(
                 bulk, streams * lanes, lambda i, c: vectors(values, streams, i, c), regs
             )
+            if is_open(whole):
+                return rest_of(values, regs)
             for v in range(bulk, whole * lanes, lanes):
                 regs = vectors(values, 1, v, regs)
             rest = regs[streams * size :]
@@ -287,12 +310,14 @@ class LlvmRows:
         count = math.prod(c.extent for c in outer)
         regs = self._loop(count, 1, trip, wide * streams + single)
         total = _totals(regs[:size], start)
-        if not whole:
+        if not is_open(whole) and not whole:
             return _totals(regs[streams * size :], start)
         for k in range(1, streams):
             total = join(total, _totals(regs[k * size : (k + 1) * size], start))
         total = self._narrowed(total, join)
-        return join(total, _totals(regs[streams * size :], start)) if lane.extent % lanes else total
+        if not is_open(whole) and lane.extent % lanes == 0:
+            return total
+        return join(total, _totals(regs[streams * size :], start))
 
     def _narrowed(self, totals: Totals, join: Join) -> Totals:
         """Combine the totals of all lanes, in halves."""
@@ -374,7 +399,7 @@ class LlvmRows:
 
     def kernel(self) -> Kernel:
         """The finished kernel."""
-        self.context.arguments.append(LlvmScratch(max(self._bytes, 1) * self.context.threads))
+        self.context.arguments.append(LlvmScratch(largest((self._bytes, 1)) * self.context.threads))
         return self.context.finish(self.b)
 
 

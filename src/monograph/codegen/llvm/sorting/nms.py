@@ -117,7 +117,7 @@ class _Suppress(Counting):
         """Pop boxes from the heap, best first, until enough are selected; return their number."""
         b, a, zero = self.b, self.scalars.a, Reg("0", "i64")
 
-        def goes_on(left: Reg, found: Reg) -> Reg:
+        def continues(left: Reg, found: Reg) -> Reg:
             some = b.compare("sgt", left, zero)
             return a.op("and", some, b.compare("slt", found, Reg(str(self.limit), "i64")))
 
@@ -129,7 +129,7 @@ class _Suppress(Counting):
             i = low if self.wide else a.op("and", low, (1 << 32) - 1)
             return [fewer, self._offer(image, i, found, row)]
 
-        return b.loop_while([("left", candidates), ("found", zero)], goes_on, pop)[1]
+        return b.loop_while([("left", candidates), ("found", zero)], continues, pop)[1]
 
     def _offer(self, image: Int, i: Reg, found: Reg, row: Reg) -> Reg:
         """Select a box unless it overlaps a selected one; return the number of selected boxes."""
@@ -157,7 +157,7 @@ class _Suppress(Counting):
         b, a, lanes = self.b, self.scalars.a, self.lanes
         spread = [self.scalars.splat(x, lanes) for x in box]
 
-        def goes_on(j: Reg, hit: Reg) -> Reg:
+        def continues(j: Reg, hit: Reg) -> Reg:
             return a.op("and", b.compare("slt", j, found), a.op("xor", hit, 1))
 
         def look(j: Reg, hit: Reg) -> list[Reg]:
@@ -166,7 +166,7 @@ class _Suppress(Counting):
             return [b.i64(b.add(j, lanes)), some]
 
         starts = [("j", Reg("0", "i64")), ("hit", Reg("false", "i1"))]
-        return b.loop_while(starts, goes_on, look, "look")[1]
+        return b.loop_while(starts, continues, look, "look")[1]
 
     def _corners(self, image: Int, i: Reg) -> list[Scalar]:
         """The lower corner, the higher one, and the area of a box."""

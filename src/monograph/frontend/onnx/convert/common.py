@@ -10,6 +10,7 @@ from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.sizes import size_value
 from monograph.ir import DType, Value, constant, known
 from monograph.ir.dtype import bf16, f16, f32
+from monograph.ir.sizes import is_open
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.cast import Cast
@@ -76,7 +77,7 @@ def count_along(x: Value, axes: Iterable[int], dtype: DType) -> Value:
         else:
             open_axes.append(a)
     if not open_axes:
-        return constant(fixed, dtype)
+        return cast(constant(fixed), dtype) if is_open(fixed) else constant(fixed, dtype)
     count = constant(fixed)
     for a in open_axes:
         count = ew.Mul()(count, size_value(x, a))

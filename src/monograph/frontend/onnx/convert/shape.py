@@ -77,7 +77,7 @@ def spread(n: Node, given: Numbers | None, axes: Numbers, rank: int, default: in
         full = [default] * rank
         for axis, number in zip(axes, given, strict=True):
             full[normalise_axis(axis, rank)] = number
-        return constant(np.array(full, np.int64))
+        return constant(full, i64)
     base = constant(np.full(rank, default, np.int64))
     return ScatterElements(0)(base, as_vector(axes), as_vector(given))
 

@@ -1,0 +1,673 @@
+"""Sizes that are known only when a model runs: expressions over the open dimensions of its inputs.
+
+A `Size` is an expression and a hint, the value of the expression in the run that the compilation is
+for. It takes the place of an int in shapes, strides and loop bounds. Arithmetic builds expressions.
+A comparison that cannot be proven is decided on the hint and recorded as a *guard*: compiled code
+is valid for all sizes for which its guards hold. An operation that needs a plain int (`range`,
+numpy, `int`) records the guard that the size equals its hint. So code that knows nothing of sizes
+stays correct; it only becomes valid for fewer sizes.
+
+Code that decides what is fast, not what is right, asks `hint_of` and records nothing. Code that may
+be conservative asks `proven`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+
+Number = TypeVar("Number", int, float)
+Bounds: TypeAlias = tuple[float, float]
+"""The least and greatest value, infinite where there is none."""
+
+MOST = (1 << 31) - 2
+"""The greatest value of an open dimension."""
+LEAST = 2
+"""The least value of an open dimension: 0 and 1 are sizes of their own, as ints."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An open dimension of an input, or a number that is computed for each shape."""
+
+    name: str
+    least: int = LEAST
+    most: int = MOST
+
+
+@dataclass(frozen=True)
+class SizeFloor:
+    """of // by; the divisor is positive."""
+
+    of: SizeExpression
+    by: SizeExpression
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest of some expressions."""
+
+    of: tuple[SizeExpression, ...]
+
+
+Factor: TypeAlias = Symbol | SizeFloor | Most
+Product: TypeAlias = tuple[Factor, ...]
+"""Factors in order; empty for 1."""
+
+
+@dataclass(frozen=True)
+class SizeExpression:
+    """A sum of products of factors with whole coefficients, in canonical order."""
+
+    terms: tuple[tuple[Product, int], ...]
+
+    @cached_property
+    def key(self) -> str:
+        """A text that only equal expressions have."""
+        return "+".join(f"{c}*{'*'.join(map(_text, p))}" for p, c in self.terms) or "0"
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        def shown(product: Product, count: int) -> str:
+            texts = [] if count == 1 and product else [str(count)]
+            return "*".join([*texts, *map(_text, product)])
+
+        return " + ".join(shown(p, c) for p, c in self.terms) or "0"
+
+    @property
+    def constant(self) -> int:
+        """The term without factors."""
+        return next((c for p, c in self.terms if not p), 0)
+
+    @property
+    def literal(self) -> int | None:
+        """The number, if the expression is one; else None."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+
+def _text(factor: Factor) -> str:
+    if isinstance(factor, Symbol):
+        return factor.name
+    if isinstance(factor, SizeFloor):
+        return f"(({factor.of}) // ({factor.by}))"
+    return f"max({', '.join(map(str, factor.of))})"
+
+
+def _number(number: int) -> SizeExpression:
+    return SizeExpression((((), number),) if number else ())
+
+
+def _sum(parts: Iterable[tuple[Product, int]]) -> SizeExpression:
+    counts: dict[Product, int] = {}
+    for product, count in parts:
+        counts[product] = counts.get(product, 0) + count
+    kept = [(p, c) for p, c in counts.items() if c]
+    return SizeExpression(tuple(sorted(kept, key=lambda t: (len(t[0]), [_text(f) for f in t[0]]))))
+
+
+def _add(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return _sum((*a.terms, *b.terms))
+
+
+def _times(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return _sum((tuple(sorted((*p, *q), key=_text)), c * d) for p, c in a.terms for q, d in b.terms)
+
+
+def _exact(a: SizeExpression, b: SizeExpression) -> SizeExpression | None:
+    """Return a / b if every term of a is a multiple of b, which has one term; else None."""
+    if len(b.terms) != 1:
+        return _number(1) if a == b else None
+    (divisor, by), made = b.terms[0], []
+    for product, count in a.terms:
+        rest = list(product)
+        for factor in divisor:
+            if factor not in rest:
+                return None
+            rest.remove(factor)
+        if count % by:
+            return None
+        made.append((tuple(rest), count // by))
+    return _sum(made)
+
+
+def _floor(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    """Return a // b with the multiples of b taken out."""
+    if a.literal is not None and b.literal is not None:
+        return _number(a.literal // b.literal)
+    if (whole := _exact(a, b)) is not None:
+        return whole
+    taken: list[tuple[Product, int]] = []
+    rest: list[tuple[Product, int]] = []
+    for term in a.terms:
+        one = SizeExpression((term,))
+        if (quotient := _exact(one, b)) is not None:
+            taken += quotient.terms
+        else:
+            rest.append(term)
+    if b.literal is not None:
+        # A constant moves out as far as it is a multiple: (x + 7) // 4 = (x + 3) // 4 + 1.
+        left = dict(rest)
+        moved, kept = divmod(left.pop((), 0), b.literal)
+        taken.append(((), moved))
+        rest = [*left.items(), ((), kept)]
+    inner = _sum(rest)
+    if inner.literal is not None and b.literal is not None:
+        return _sum((*taken, ((), inner.literal // b.literal)))
+    nested = _single_floor(inner)
+    if nested is not None and b.literal is not None:
+        # (x // a + c) // b = (x + a c) // (a b)
+        floor, constant = nested
+        shifted = _add(floor.of, _times(floor.by, _number(constant)))
+        return _add(_sum(taken), _floor(shifted, _times(floor.by, b)))
+    return _sum((*taken, ((SizeFloor(inner, b),), 1)))
+
+
+def _single_floor(expression: SizeExpression) -> tuple[SizeFloor, int] | None:
+    """Return (floor, c) if an expression is a quotient by a number, plus c; else None."""
+    rest, constant = _parted(expression)
+    if len(rest.terms) != 1 or rest.terms[0][1] != 1 or len(rest.terms[0][0]) != 1:
+        return None
+    (factor,) = rest.terms[0][0]
+    if not isinstance(factor, SizeFloor) or factor.by.literal is None:
+        return None
+    return factor, constant
+
+
+@dataclass
+class SizeGuard:
+    """The range of an expression without its constant, and the values that it does not have."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    other_than: set[int] = field(default_factory=set)
+    reason: str = ""
+    """The code that asked first."""
+
+
+_scopes = itertools.count(1)
+
+
+class SizeScope:
+    """The open sizes of one compilation: symbols, hints, guards, and the table that code reads."""
+
+    def __init__(self) -> None:
+        self.number = next(_scopes)
+        self.hints: dict[Symbol, int] = {}
+        self.guards: dict[SizeExpression, SizeGuard] = {}
+        self.table: dict[SizeExpression, int] = {}
+        """The place of each expression that compiled code reads."""
+        self._bounds: dict[SizeExpression, Bounds] = {}
+
+    def symbol(self, name: str, hint: int, least: int = LEAST) -> Size:
+        """Return the size of an open dimension."""
+        made = Symbol(f"{name}@{self.number}", least)
+        self.hints[made] = hint
+        return Size(SizeExpression((((made,), 1),)), hint, self)
+
+    def sized(self, expression: SizeExpression) -> int:
+        """Return an expression as a size; an int if it is a number."""
+        literal = expression.literal
+        return Size(expression, self.hint(expression), self) if literal is None else literal
+
+    def hint(self, expression: SizeExpression) -> int:
+        return evaluate(expression, self.hints)
+
+    def slot(self, expression: SizeExpression) -> int:
+        """Return the place of an expression in the table."""
+        return self.table.setdefault(expression, len(self.table))
+
+    def bounds(self, expression: SizeExpression) -> Bounds:
+        """Return the least and greatest value that are proven."""
+        rest, constant = _parted(expression)
+        if not rest.terms:
+            return constant, constant
+        known = self._bounds.get(rest)
+        if known is None:
+            known = self._bounds[rest] = self._range(rest)
+        low, high = known
+        if (guard := self.guards.get(rest)) is not None:
+            low, high = max(low, guard.least), min(high, guard.most)
+        if (guard := self.guards.get(_negative(rest))) is not None:
+            low, high = max(low, -guard.most), min(high, -guard.least)
+        return low + constant, high + constant
+
+    def _range(self, rest: SizeExpression) -> Bounds:
+        shared = _shared_factors(rest)
+        if shared and len(rest.terms) > 1:
+            # s - b s = s (1 - b): the sign of a product is known where that of a sum is not.
+            one = SizeExpression(((shared, 1),))
+            left = _exact(rest, one)
+            assert left is not None
+            return _interval_product(self._range(one), self.bounds(left))
+        low = high = 0.0
+        for product, count in rest.terms:
+            ends: Bounds = (1, 1)
+            for factor in product:
+                ends = _interval_product(ends, self._of_factor(factor))
+            ends = _interval_product(ends, (count, count))
+            low, high = low + ends[0], high + ends[1]
+        return low, high
+
+    def _of_factor(self, factor: Factor) -> Bounds:
+        if isinstance(factor, Symbol):
+            guard = self.guards.get(SizeExpression((((factor,), 1),)), SizeGuard())
+            return max(factor.least, guard.least), min(factor.most, guard.most)
+        if isinstance(factor, Most):
+            each = [self.bounds(e) for e in factor.of]
+            return max(low for low, _ in each), max(high for _, high in each)
+        (low, high), (least, most) = self.bounds(factor.of), self.bounds(factor.by)
+        corners = [_floored(x, y) for x in (low, high) for y in (max(least, 1), most)]
+        return min(corners), max(corners)
+
+    def decide(self, difference: SizeExpression, how: str) -> bool:
+        """Decide whether an expression is 0 (`==`) or below 0 (`<`), by proof or by its hint."""
+        proof = self.proof(difference, how)
+        if proof is not None:
+            return proof
+        hint = self.hint(difference)
+        answer = hint == 0 if how == "==" else hint < 0
+        self._record(difference, how, answer)
+        return answer
+
+    def proof(self, difference: SizeExpression, how: str) -> bool | None:
+        """Return whether an expression is 0 or below 0, if that is proven; else None."""
+        low, high = self.bounds(difference)
+        if how == "<":
+            return True if high < 0 else False if low >= 0 else None
+        if low > 0 or high < 0:
+            return False
+        if low == high == 0:
+            return True
+        rest, constant = _parted(difference)
+        common = math.gcd(*(c for _, c in rest.terms))
+        if constant % common:
+            return False
+        guard = self.guards.get(rest)
+        return False if guard is not None and -constant in guard.other_than else None
+
+    def _record(self, difference: SizeExpression, how: str, answer: bool) -> None:
+        """Keep the answer to a question as a guard."""
+        rest, constant = _parted(difference)
+        low, high = (x - constant for x in self.bounds(difference))
+        if how == "==" and answer:
+            self._limit(rest, -constant, -constant)
+        elif how == "==" and low == -constant:
+            self._limit(rest, low + 1, math.inf)
+        elif how == "==" and high == -constant:
+            self._limit(rest, -math.inf, high - 1)
+        elif how == "==":
+            if rest.terms[0][1] < 0:
+                rest, constant = _negative(rest), -constant
+            guard = self.guards.setdefault(rest, SizeGuard(reason=_asker()))
+            guard.other_than.add(-constant)
+        elif answer:
+            self._limit(rest, -math.inf, -constant - 1)
+        else:
+            self._limit(rest, -constant, math.inf)
+        self._bounds.clear()
+
+    def _limit(self, rest: SizeExpression, least: float, most: float) -> None:
+        """Keep a range of an expression without constant, as one of its simplest part."""
+        while True:
+            common = math.gcd(*(c for _, c in rest.terms))
+            if rest.terms[0][1] < 0:
+                rest, least, most = _negative(rest), -most, -least
+            if common > 1:
+                rest = SizeExpression(tuple((p, c // common) for p, c in rest.terms))
+                least, most = -_floored(-least, common), _floored(most, common)
+            nested = _single_floor(rest)
+            if nested is None:
+                break
+            floor, by = nested[0], nested[0].by.literal or 1
+            rest, constant = _parted(floor.of)
+            least, most = least * by - constant, most * by + by - 1 - constant
+        guard = self.guards.setdefault(rest, SizeGuard(reason=_asker()))
+        guard.least, guard.most = max(guard.least, least), min(guard.most, most)
+
+    def holds(self, values: Mapping[Symbol, int]) -> bool:
+        """Return True if compiled code is valid for these values of the symbols."""
+        return self.broken(values) is None
+
+    def broken(self, values: Mapping[Symbol, int]) -> str | None:
+        """Return the first guard that does not hold, with the code that asked for it."""
+        for expression, guard in self.guards.items():
+            value = evaluate(expression, values)
+            if not guard.least <= value <= guard.most or value in guard.other_than:
+                return f"{expression} is {value}: {described(guard)}"
+        return None
+
+
+def described(guard: SizeGuard) -> str:
+    """Return a guard as a text."""
+    least, most = (int(n) if math.isfinite(n) else n for n in (guard.least, guard.most))
+    parts = []
+    if least == most:
+        parts.append(f"must be {least}")
+    elif math.isfinite(least) and math.isfinite(most):
+        parts.append(f"must be in {least}..{most}")
+    elif math.isfinite(least):
+        parts.append(f"must be at least {least}")
+    elif math.isfinite(most):
+        parts.append(f"must be at most {most}")
+    if guard.other_than:
+        parts.append(f"must not be {', '.join(map(str, sorted(guard.other_than)))}")
+    return f"{' and '.join(parts)} ({guard.reason})"
+
+
+def _asker() -> str:
+    """Return the function that asked for a decision."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if frame is None:
+        return "unknown"
+    module = frame.f_globals.get("__name__", "").removeprefix("monograph.")
+    return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"
+
+
+def _shared_factors(expression: SizeExpression) -> Product:
+    """Return the factors that all terms of an expression have."""
+    (first, _), *others = expression.terms
+    shared = list(first)
+    for product, _ in others:
+        rest, kept = list(product), []
+        for factor in shared:
+            if factor in rest:
+                rest.remove(factor)
+                kept.append(factor)
+        shared = kept
+    return tuple(shared)
+
+
+def _parted(expression: SizeExpression) -> tuple[SizeExpression, int]:
+    """Return an expression without its constant, and the constant."""
+    if expression.terms and not expression.terms[0][0]:
+        return SizeExpression(expression.terms[1:]), expression.terms[0][1]
+    return expression, 0
+
+
+def _negative(expression: SizeExpression) -> SizeExpression:
+    return SizeExpression(tuple((p, -c) for p, c in expression.terms))
+
+
+def _interval_product(a: Bounds, b: Bounds) -> Bounds:
+    corners = [0.0 if 0 in (x, y) else x * y for x in a for y in b]
+    return min(corners), max(corners)
+
+
+def _floored(a: float, b: float) -> float:
+    if math.isinf(a):
+        return a
+    if math.isinf(b):
+        return 0 if a >= 0 else -1
+    return a // b
+
+
+def evaluate(expression: SizeExpression, values: Mapping[Symbol, int]) -> int:
+    """Return the value of an expression."""
+    total = 0
+    for product, count in expression.terms:
+        for factor in product:
+            count *= _value(factor, values)
+        total += count
+    return total
+
+
+def _value(factor: Factor, values: Mapping[Symbol, int]) -> int:
+    if isinstance(factor, Symbol):
+        return values[factor]
+    if isinstance(factor, SizeFloor):
+        return evaluate(factor.of, values) // evaluate(factor.by, values)
+    return max(evaluate(e, values) for e in factor.of)
+
+
+def _expression(number: Any) -> SizeExpression | None:
+    if type(number) is Size:
+        return number.expression
+    return _number(number) if type(number) is int else None
+
+
+def _operation(
+    make: Callable[[SizeExpression, SizeExpression], SizeExpression], turned: bool = False
+) -> Callable[[Size, Any], Any]:
+    def operate(self: Size, other: Any) -> Any:
+        given = _expression(other)
+        if given is None:
+            if isinstance(other, bool) or type(other).__module__ == "numpy":
+                given = _number(int(other))
+            elif type(other) is float:
+                return float(self) * other if make is _times else NotImplemented
+            else:
+                return NotImplemented
+        a, b = (given, self.expression) if turned else (self.expression, given)
+        return self.scope.sized(make(a, b))
+
+    return operate
+
+
+def _division(
+    make: Callable[[SizeExpression, SizeExpression], SizeExpression], turned: bool = False
+) -> Callable[[Size, Any], Any]:
+    plain = _operation(make, turned)
+
+    def divide(self: Size, other: Any) -> Any:
+        given = _expression(other)
+        if given is not None:
+            a, b = (given, self.expression) if turned else (self.expression, given)
+            scope = self.scope
+            if scope.bounds(a)[0] >= 0 and scope.proof(_minus(a, b), "<"):
+                return 0 if make is _floor else scope.sized(a)
+        return plain(self, other)
+
+    return divide
+
+
+def _minus(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return _add(a, _negative(b))
+
+
+def _remainder(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return _minus(a, _times(b, _floor(a, b)))
+
+
+def _comparison(how: str, wanted: bool, turned: bool = False) -> Callable[[Size, Any], Any]:
+    def compare(self: Size, other: Any) -> Any:
+        given = _expression(other)
+        if given is None:
+            if isinstance(other, (float, bool)) or type(other).__module__ == "numpy":
+                return _compared(self, float(other), how, turned) == wanted
+            return NotImplemented
+        a, b = (given, self.expression) if turned else (self.expression, given)
+        return self.scope.decide(_minus(a, b), how) == wanted
+
+    return compare
+
+
+def _compared(size: Size, other: float, how: str, turned: bool) -> bool:
+    """Compare with a float: with the nearest int."""
+    if how == "==":
+        return other.is_integer() and bool(size == int(other))
+    if math.isinf(other):
+        return (other < 0) if turned else (other > 0)
+    return bool(size > math.floor(other)) if turned else bool(size < math.ceil(other))
+
+
+if TYPE_CHECKING:
+
+    class Size(int):
+        """A size that is known only when a model runs: to a type checker, an int."""
+
+        expression: SizeExpression
+        hint: int
+        scope: SizeScope
+
+        def __new__(cls, expression: SizeExpression, hint: int, scope: SizeScope) -> Size: ...
+
+else:
+
+    class Size:
+        """A size that is known only when a model runs. It passes for an int (see the module)."""
+
+        __slots__ = ("expression", "hint", "scope")
+
+        def __init__(self, expression: SizeExpression, hint: int, scope: SizeScope) -> None:
+            self.expression = expression
+            self.hint = hint
+            self.scope = scope
+
+        @property
+        def __class__(self) -> Any:
+            return int
+
+        __add__ = __radd__ = _operation(_add)
+        __sub__, __rsub__ = _operation(_minus), _operation(_minus, turned=True)
+        __mul__ = __rmul__ = _operation(_times)
+        __floordiv__, __rfloordiv__ = _division(_floor), _division(_floor, turned=True)
+        __mod__, __rmod__ = _division(_remainder), _division(_remainder, turned=True)
+
+        def __divmod__(self, other: Any) -> tuple[Any, Any]:
+            return self // other, self % other
+
+        def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+            return other // self, other % self
+
+        def __neg__(self) -> Any:
+            return self.scope.sized(_negative(self.expression))
+
+        def __pos__(self) -> Any:
+            return self
+
+        def __abs__(self) -> Any:
+            return self if self >= 0 else -self
+
+        __eq__ = _comparison("==", True)
+        __ne__ = _comparison("==", False)
+        __lt__ = _comparison("<", True)
+        __ge__ = _comparison("<", False)
+        __gt__ = _comparison("<", True, turned=True)
+        __le__ = _comparison("<", False, turned=True)
+
+        def __hash__(self) -> int:
+            return hash(self.expression)
+
+        def __bool__(self) -> bool:
+            return self != 0
+
+        def __index__(self) -> int:
+            """Return the hint; the compiled code is valid only where the size has it."""
+            self.scope.decide(_minus(self.expression, _number(self.hint)), "==")
+            return self.hint
+
+        __int__ = __index__
+
+        def __float__(self) -> float:
+            return float(self.__index__())
+
+        def __truediv__(self, other: Any) -> float:
+            ratio = self // other if is_open(other) and divides(other, self) else self
+            return float(ratio) if ratio is not self else self.__index__() / other
+
+        def __rtruediv__(self, other: Any) -> float:
+            return other / self.__index__()
+
+        def __repr__(self) -> str:
+            return str(self.expression)
+
+        def __str__(self) -> str:
+            """Return the register that holds the size in LLVM text."""
+            return f"%size.{self.scope.slot(self.expression)}"
+
+        def __format__(self, spec: str) -> str:
+            return format(str(self) if spec[-1:] in ("", "s") else int(self), spec)
+
+        def bit_length(self) -> int:
+            return self.__index__().bit_length()
+
+        def __reduce__(self) -> Any:
+            raise TypeError("a Size belongs to one compilation and cannot be pickled")
+
+        def __deepcopy__(self, memo: Any) -> Size:
+            return self
+
+
+def is_open(number: Any) -> TypeGuard[Size]:
+    """Return True for a size that is known only at run time."""
+    return type(number) is Size
+
+
+def any_open(numbers: Iterable[Any]) -> bool:
+    """Return True if one of some numbers is known only at run time."""
+    return any(type(n) is Size for n in numbers)
+
+
+def hint_of(number: Number) -> Number:
+    """Return a number to decide what is fast: of an open size, its value in the compiling run."""
+    return number.hint if is_open(number) else number
+
+
+def proven(a: int, how: str, b: int) -> bool:
+    """Return True if a < b, a <= b or a == b holds for all sizes; plain ints are compared."""
+    if how == "<=":
+        return proven(a, "<", b + 1)
+    if type(a) is not Size and type(b) is not Size:
+        return a < b if how == "<" else a == b
+    difference = a - b
+    if type(difference) is not Size:
+        return difference < 0 if how == "<" else difference == 0
+    return difference.scope.proof(difference.expression, how) is True
+
+
+def divides(divisor: int, number: int) -> bool:
+    """Return True if a number is a multiple of a divisor for all sizes."""
+    if type(divisor) is not Size and type(number) is not Size:
+        return number % divisor == 0
+    left, right = _expression(number), _expression(divisor)
+    assert left is not None
+    assert right is not None
+    return _exact(left, right) is not None
+
+
+def common_divisor(*numbers: int) -> int:
+    """Return a divisor of all numbers, the greatest if they are plain ints."""
+    if not any_open(numbers):
+        return math.gcd(*numbers)
+    shared: list[Factor] | None = None
+    count, scope = 0, None
+    for number in numbers:
+        expression = _expression(number)
+        assert expression is not None
+        scope = number.scope if type(number) is Size else scope
+        for product, coefficient in expression.terms:
+            count = math.gcd(count, coefficient)
+            rest = list(product)
+            kept = []
+            for factor in product if shared is None else shared:
+                if factor in rest:
+                    rest.remove(factor)
+                    kept.append(factor)
+            shared = kept
+    assert scope is not None
+    return scope.sized(SizeExpression(((tuple(shared or ()), count),)))
+
+
+def largest(numbers: Iterable[int]) -> int:
+    """Return the largest of some numbers, without a guard."""
+    kept: list[int] = []
+    for number in numbers:
+        if any(proven(number, "<=", other) for other in kept):
+            continue
+        kept = [other for other in kept if not proven(other, "<=", number)] + [number]
+    if len(kept) == 1:
+        return kept[0]
+    scope = next(n.scope for n in kept if type(n) is Size)
+    parts = [e for n in kept if (e := _expression(n)) is not None]
+    return scope.sized(SizeExpression((((Most(tuple(sorted(parts, key=str))),), 1),)))

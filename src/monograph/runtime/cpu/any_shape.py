@@ -1,0 +1,211 @@
+"""Code for any shape: one compilation of a model whose open dimensions are run-time values.
+
+A variant is valid for all sizes for which its guards hold (see `monograph.ir.sizes`). For each new
+set of sizes its shape function computes the table of sizes that kernels read, the shapes of the
+ports and the bytes of the arena. That takes no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.module.compile import compile_program
+from monograph.codegen.llvm.module.features import Features
+from monograph.codegen.llvm.module.select import CpuTarget
+from monograph.config import make_config
+from monograph.errors import ExecutionError, UnsupportedError
+from monograph.ir import Array, Graph
+from monograph.ir.memory import MAX_TENSOR_BYTES
+from monograph.ir.sizes import (
+    Most,
+    SizeExpression,
+    SizeFloor,
+    SizeScope,
+    Symbol,
+    any_open,
+    described,
+    is_open,
+)
+from monograph.program.lowering import lower
+from monograph.runtime.cache.object_cache import DiskCache
+from monograph.runtime.cpu.executable import make_layout, object_code, useful_threads
+from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort
+from monograph.runtime.cpu.native import NativeCode
+from monograph.runtime.progress import Progress, silent
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def open_shapes(
+    declared: Mapping[str, Sequence[int | str]], given: Shapes, scope: SizeScope
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of inputs with a symbol for each open dimension of 2 or more elements."""
+    symbols: dict[str, int] = {}
+
+    def size(dim: int | str, number: int) -> int:
+        if isinstance(dim, int) or number < 2:
+            return number
+        if dim not in symbols:
+            symbols[dim] = scope.symbol(dim, number)
+        return symbols[dim]
+
+    return {
+        name: tuple(map(size, declared[name], shape)) if name in declared else shape
+        for name, shape in given.items()
+    }
+
+
+@dataclass(frozen=True)
+class ShapeFunction:
+    """Computes everything that depends on open sizes, from the sizes of the inputs."""
+
+    symbols: tuple[Symbol, ...]
+    compute: Callable[..., tuple[int, ...]]
+
+    def __call__(self, values: Mapping[Symbol, int]) -> tuple[int, ...]:
+        return self.compute(*(values[s] for s in self.symbols))
+
+
+def shape_function(symbols: Sequence[Symbol], wanted: Sequence[SizeExpression]) -> ShapeFunction:
+    """Compile the computation of some expressions to one Python function."""
+    names = {symbol: f"s{i}" for i, symbol in enumerate(symbols)}
+    lines: list[str] = []
+    known: dict[SizeFloor | Most, str] = {}
+
+    def factor(f: Symbol | SizeFloor | Most) -> str:
+        if isinstance(f, Symbol):
+            return names[f]
+        if f not in known:
+            if isinstance(f, SizeFloor):
+                text = f"({total(f.of)}) // ({total(f.by)})"
+            else:
+                text = f"max({', '.join(map(total, f.of))})"
+            known[f] = name = f"t{len(known)}"
+            lines.append(f"    {name} = {text}")
+        return known[f]
+
+    def total(e: SizeExpression) -> str:
+        return " + ".join("*".join([str(c), *map(factor, p)]) for p, c in e.terms) or "0"
+
+    results = ", ".join(map(total, wanted))
+    text = f"def compute({', '.join(names.values())}):\n"
+    text += "\n".join([*lines, f"    return ({results},)" if wanted else "    return ()"])
+    scope: dict[str, Any] = {}
+    exec(text, {"max": max}, scope)  # the text is made of numbers and names of our own
+    return ShapeFunction(tuple(symbols), scope["compute"])
+
+
+class AnyShape:
+    """The code of a model for all sizes for which its guards hold."""
+
+    def __init__(
+        self,
+        scope: SizeScope,
+        shapes: Mapping[str, tuple[int, ...]],
+        layout: Layout,
+        code: NativeCode,
+        constants: Array,
+    ) -> None:
+        self.scope, self.layout = scope, layout
+        self._shapes = shapes
+        self._code, self._constants = code, constants
+        wanted: dict[SizeExpression, None] = {}
+        ports = (*layout.inputs, *layout.outputs)
+        for number in (layout.arena_bytes, *(d for p in ports for d in p.shape)):
+            if is_open(number):
+                wanted[number.expression] = None
+        self._table = len(scope.table)
+        self._others = {e: self._table + i for i, e in enumerate(wanted)}
+        self._compute = shape_function([*scope.hints], [*scope.table, *wanted])
+
+    @property
+    def guards(self) -> list[str]:
+        """The guards as texts, without the mark of the compilation in the names of symbols."""
+        mark = f"@{self.scope.number}"
+        texts = (f"{e} {described(g)}" for e, g in self.scope.guards.items())
+        return [text.replace(mark, "") for text in texts]
+
+    def bind(self, given: Shapes) -> dict[Symbol, int] | None:
+        """Return the values of the symbols for inputs of these shapes; None if they do not fit."""
+        values: dict[Symbol, int] = {}
+        if given.keys() != self._shapes.keys():
+            return None
+        for name, shape in given.items():
+            own = self._shapes[name]
+            if len(own) != len(shape):
+                return None
+            for size, number in zip(own, shape, strict=True):
+                if not is_open(size):
+                    if size != number:
+                        return None
+                    continue
+                symbol = size.expression.terms[0][0][0]
+                assert isinstance(symbol, Symbol)
+                if values.setdefault(symbol, number) != number:
+                    return None
+        fits = all(symbol.least <= n <= symbol.most for symbol, n in values.items())
+        return values if fits and self.scope.holds(values) else None
+
+    def executable(self, values: Mapping[Symbol, int]) -> NativeExecutable:
+        """Return what runs inputs of these sizes."""
+        made = self._compute(values)
+
+        def size(number: int) -> int:
+            return made[self._others[number.expression]] if is_open(number) else number
+
+        def port(p: NativePort) -> NativePort:
+            shape = tuple(map(size, p.shape)) if any_open(p.shape) else p.shape
+            return replace(p, shape=shape)
+
+        arena = size(self.layout.arena_bytes)
+        if arena > MAX_TENSOR_BYTES:
+            raise ExecutionError(
+                "a run of this size needs too much memory",
+                expected=f"at most {MAX_TENSOR_BYTES:,} bytes",
+                given=f"{arena:,} bytes",
+            )
+        layout = replace(
+            self.layout,
+            arena_bytes=arena,
+            inputs=tuple(map(port, self.layout.inputs)),
+            outputs=tuple(map(port, self.layout.outputs)),
+        )
+        table = np.array(made[: self._table], np.int64)
+        return NativeExecutable(layout, self._code, self._constants, table)
+
+
+def compile_any_shape(
+    graph: Graph,
+    scope: SizeScope,
+    features: Features,
+    threads: int,
+    cache: DiskCache | None = None,
+    winograd: bool = True,
+    progress: Progress = silent,
+    checked: bool | None = None,
+) -> AnyShape:
+    """Compile an optimised graph with open sizes; see `compile_lowered` for the options.
+
+    Raises UnsupportedError for a graph that is no single native function.
+    """
+    lowered = lower(graph, CpuTarget())
+    if lowered.split is not None or lowered.states or lowered.in_pairs:
+        raise UnsupportedError("code for any shape is one function", given="a program in parts")
+    program = lowered.program
+    checked = make_config().checked if checked is None else checked
+    threads = useful_threads(program, threads)
+    module = compile_program(program, features, threads, winograd, checked=checked)
+    layout = make_layout(program, module, threads)
+    if not layout.whole:
+        raise UnsupportedError(
+            "code for any shape is one function", given=layout.host_kinds or layout.functions
+        )
+    objects = object_code(module.texts, features, cache, progress)
+    shapes = {
+        name: v.tensor.static for name, v in zip(graph.input_names, graph.inputs, strict=True)
+    }
+    return AnyShape(scope, shapes, layout, NativeCode(objects, layout.functions), module.constants)

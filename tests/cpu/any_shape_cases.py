@@ -1,0 +1,122 @@
+"""Opens the dimensions of a graph, and runs its code for any shape at several sizes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from monograph.codegen.llvm.module.features import host_features
+from monograph.codegen.llvm.module.kernel import KERNELS
+from monograph.errors import MonographError
+from monograph.ir import Array, Graph, Input, TensorType, Value
+from monograph.ir.evaluate import evaluate
+from monograph.ir.sizes import SizeScope, Symbol, is_open
+from monograph.ir.sizes import evaluate as value_of
+from monograph.runtime.cpu.any_shape import AnyShape, compile_any_shape
+from monograph.runtime.numerics.bisect import first_wrong
+
+SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 33, 40)
+THREADS = 2
+
+
+def with_inputs(graph: Graph, shape_of: Callable[[str, TensorType], tuple[int, ...]]) -> Graph:
+    """Return a graph whose tensor inputs have other shapes."""
+
+    def made(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if isinstance(old.op, Input):
+            if not isinstance(old.type, TensorType) or not old.type.is_static:
+                return old
+            shape = shape_of(old.op.label, old.type)
+            return Input(old.op.label, old.type.with_shape(shape))()
+        return old.op(*inputs) if inputs else old
+
+    return graph.rebuild(made)
+
+
+def opened(graph: Graph, scope: SizeScope, chosen: Callable[[str, int], bool]) -> Graph:
+    """Return a graph with a symbol for each chosen dimension of 2 or more elements."""
+
+    def shape(name: str, type_: TensorType) -> tuple[int, ...]:
+        return tuple(
+            scope.symbol(f"{name}.{i}", d) if d >= 2 and chosen(name, i) else d
+            for i, d in enumerate(type_.static)
+        )
+
+    return with_inputs(graph, shape)
+
+
+@dataclass
+class Opened:
+    """A graph with open sizes, and its code."""
+
+    plain: Graph
+    graph: Graph
+    scope: SizeScope
+    code: AnyShape
+
+    def problem(self, feeds: Mapping[str, Array]) -> str | None:
+        """Run feeds and compare with the reference; None if all is right, or not comparable."""
+        values = self.code.bind({k: x.shape for k, x in feeds.items()})
+        if values is None:
+            return None
+        graph = self.sized(values)
+        with np.errstate(all="ignore"):
+            try:
+                expected = evaluate(graph, feeds)
+            except MonographError:
+                return None
+            given = self.code.executable(values).run(feeds)
+            names = graph.output_names
+            wrong = first_wrong(
+                graph,
+                feeds,
+                dict(zip(names, given, strict=True)),
+                dict(zip(names, expected, strict=True)),
+            )
+        sizes = {s.name: n for s, n in values.items()}
+        return None if wrong is None else f"{sizes}: {wrong.name}: {wrong.problem}"
+
+    def sized(self, values: Mapping[Symbol, int]) -> Graph:
+        """Return the graph at some sizes; raises InferError for sizes that it cannot take."""
+        types = dict(zip(self.graph.input_names, self.graph.input_types, strict=True))
+
+        def shape(name: str, type_: TensorType) -> tuple[int, ...]:
+            found = types[name]
+            assert isinstance(found, TensorType)
+            return tuple(value_of(d.expression, values) if is_open(d) else d for d in found.static)
+
+        return with_inputs(self.plain, shape)
+
+    def other_feeds(self, feeds: Mapping[str, Any], rng: random.Random) -> dict[str, Array] | None:
+        """Return feeds of other sizes that the guards allow; None if these do not."""
+        values = {s: rng.choice(SIZES) if rng.random() < 0.7 else n for s, n in self.hints.items()}
+        if not self.scope.holds(values):
+            return None
+        try:
+            graph = self.sized(values)
+        except MonographError:
+            return None
+        shapes = zip(graph.input_names, graph.inputs, strict=True)
+        return {name: np.resize(feeds[name], v.tensor.static) for name, v in shapes}
+
+    @property
+    def hints(self) -> Mapping[Symbol, int]:
+        return self.scope.hints
+
+
+def open_graph(graph: Graph, chosen: Callable[[str, int], bool] = lambda *_: True) -> Opened | None:
+    """Compile a graph with open dimensions; None if it has none to open.
+
+    Raises UnsupportedError for a graph that is no single native function. Addresses are checked.
+    """
+    KERNELS.load()
+    scope = SizeScope()
+    made = opened(graph, scope, chosen)
+    if not scope.hints:
+        return None
+    code = compile_any_shape(made, scope, host_features(), THREADS, checked=True)
+    return Opened(graph, made, scope, code)

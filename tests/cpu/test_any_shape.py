@@ -1,0 +1,169 @@
+"""Code for any shape: op samples with open dimensions at several sizes, and sessions."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import monograph
+from monograph.errors import ConfigError, FeedError, UnsupportedError
+from monograph.ops import OPS
+from monograph.program.legalise.lower_random import random_ops
+from tests.cpu.any_shape_cases import open_graph
+from tests.samples import SEED, sample_graph
+from tests.test_session import model_of
+
+NAMES = [n for n, op in OPS.items() if op.samples]
+SHARED = Path(os.environ.get("MONOGRAPH_TEST_MODELS", "../shared/models"))
+OTHERS = 2
+"""Other sizes at which each sample runs."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_right_at_every_size(name: str) -> None:
+    for number, sample in enumerate(OPS[name].samples):
+        graph, feeds = sample_graph(OPS[name], sample)
+        if random_ops(graph):
+            continue
+        rng = random.Random(SEED + number)
+        for chosen in (lambda *_: True, lambda n, i, r=rng: r.random() < 0.5):
+            try:
+                found = open_graph(graph, chosen)
+            except UnsupportedError:
+                continue  # it is no single native function: sessions compile exact code
+            if found is None:
+                continue
+            assert found.code.bind({k: np.shape(x) for k, x in feeds.items()}) is not None
+            assert found.problem(feeds) is None, f"sample {number}"
+            others = (found.other_feeds(feeds, rng) for _ in range(30))
+            for other in [f for f in others if f is not None][:OTHERS]:
+                assert found.problem(other) is None, f"sample {number}"
+
+
+def network() -> onnx.ModelProto:
+    """A small recogniser: convolutions, pooling, a mean over the open axes, a dot, a softmax."""
+    draw = np.random.default_rng(SEED)
+    weights = {
+        "w1": draw.normal(size=(16, 3, 3, 3)) / 4,
+        "w2": draw.normal(size=(16, 1, 3, 3)) / 2,
+        "w3": draw.normal(size=(24, 16, 1, 1)) / 4,
+        "w4": draw.normal(size=(24, 10)) / 4,
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w2"], ["c"], pads=[1] * 4, group=16),
+        helper.make_node("MaxPool", ["c"], ["d"], kernel_shape=[3, 3], pads=[1] * 4),
+        helper.make_node("Conv", ["d", "w3"], ["e"]),
+        helper.make_node("Sigmoid", ["e"], ["f"]),
+        helper.make_node("GlobalAveragePool", ["f"], ["g"]),
+        helper.make_node("Mul", ["f", "g"], ["h"]),
+        helper.make_node("ReduceMean", ["h", "axes"], ["i"], keepdims=0),
+        helper.make_node("Transpose", ["i"], ["j"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["j", "w4"], ["k"]),
+        helper.make_node("Softmax", ["k"], ["y"], axis=-1),
+    ]
+    stored = [numpy_helper.from_array(w.astype(np.float32), n) for n, w in weights.items()]
+    stored.append(numpy_helper.from_array(np.array([2]), "axes"))
+    return model_of(
+        nodes,
+        [("x", TensorProto.FLOAT, ["N", 3, "H", "W"])],
+        [("y", TensorProto.FLOAT, ["N", "T", 10])],
+        stored,
+    )
+
+
+def image(n: int, h: int, w: int) -> dict[str, np.ndarray]:
+    shape = (n, 3, h, w)
+    return {"x": np.random.default_rng(n + h + w).normal(size=shape).astype(np.float32)}
+
+
+def test_session_compiles_once_for_many_shapes() -> None:
+    session = monograph.load(network(), specialise="off", threads=2)
+    exact = monograph.load(network(), target="reference")
+    for n, h, w in [(2, 16, 40), (3, 17, 33), (2, 64, 9), (5, 30, 31), (2, 16, 40)]:
+        (given,), (expected,) = (s.run(image(n, h, w)) for s in (session, exact))
+        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-6)
+    stats = session.stats
+    assert stats["variants"] == 1
+    assert stats["exact_reason"] == ""
+    assert len(stats["guards"][0]) <= 6
+    assert stats["runs"] == 5
+
+
+def test_size_one_is_another_variant() -> None:
+    session = monograph.load(network(), specialise="off", threads=2)
+    reference = monograph.load(network(), target="reference")
+    for n, h, w in [(2, 16, 40), (1, 16, 40), (1, 20, 11), (2, 20, 11), (0, 16, 40)]:
+        (given,), (expected,) = (s.run(image(n, h, w)) for s in (session, reference))
+        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-6)
+    assert session.stats["variants"] == 3
+
+
+def test_wrong_size_is_refused_before_anything_runs() -> None:
+    weight = numpy_helper.from_array(np.ones((2, 3, 5, 5), np.float32), "w")
+    model = model_of(
+        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        [("x", TensorProto.FLOAT, ["N", 3, "H", "W"])],
+        [("y", TensorProto.FLOAT, ["N", 2, "A", "B"])],
+        [weight],
+    )
+    session = monograph.load(model, specialise="off")
+    session.run(image(2, 9, 9))
+    for _ in range(2):
+        with pytest.raises(FeedError, match="cannot take inputs of these sizes"):
+            session.run(image(2, 9, 3))
+    session.run(image(2, 8, 9))
+    assert session.stats["variants"] == 1
+
+
+def test_program_in_parts_gets_exact_code() -> None:
+    model = model_of(
+        [
+            helper.make_node("NonZero", ["x"], ["i"]),
+            helper.make_node("Transpose", ["i"], ["t"]),
+            helper.make_node("TopK", ["t", "k"], ["y", "z"], axis=0),
+        ],
+        [("x", TensorProto.FLOAT, ["N"]), ("k", TensorProto.INT64, [1])],
+        [("y", TensorProto.INT64, None)],
+    )
+    session = monograph.load(model, specialise="off")
+    x = np.array([0, 1, 0, 2, 3], np.float32)
+    (given,) = session.run({"x": x, "k": np.array([2])}, ["y"])
+    assert given.tolist() == [[4], [3]]
+    assert session.stats["variants"] == 0
+    assert session.stats["exact_reason"]
+
+
+@pytest.mark.parametrize("options", [{"target": "reference"}, {"target": "gpu:sm_90"}])
+def test_other_targets_refuse_the_option(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="any shape"):
+        monograph.load(network(), specialise="off", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("ppocrv6_rec_tiny", [(1, 3, 48, w) for w in (320, 33, 100, 640)]),
+        ("ppocrv6_det_tiny", [(1, 3, h, w) for h, w in ((96, 160), (320, 64), (64, 64))]),
+    ],
+)
+def test_shared_models_run_at_any_size(name: str, shapes: list[tuple[int, ...]]) -> None:
+    path = SHARED / name / "model.onnx"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    # The samples run with checked addresses; here that would take a minute.
+    session = monograph.load(path, specialise="off", checked=False)
+    reference = monograph.load(path, checked=False)
+    for shape in shapes:
+        x = np.random.default_rng(shape[-1]).normal(size=shape).astype(np.float32)
+        (given,), (expected,) = (s.run({"x": x}) for s in (session, reference))
+        np.testing.assert_allclose(given, expected, rtol=1e-3, atol=2e-4)
+    assert session.stats["variants"] == 1
+    assert len(session.stats["guards"][0]) <= 16
