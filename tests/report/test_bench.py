@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from rich.console import Console
 from typer.testing import CliRunner
 
 from monograph.cli.main import app
@@ -62,6 +64,30 @@ def test_a_bench_tells_why_runs_are_not_one_launch(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["bench", str(path), "--seconds", "0.1"]).stdout
     assert "not one launch" in shown
     assert "the host takes part in a run: string_concat" in shown
+
+
+def test_both_latencies_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = bench.time.sleep
+    monkeypatch.setattr(bench.time, "sleep", lambda s: (pauses.append(s), sleep(s)))
+    request = RunRequest(model, "cpu")
+    found = bench_model(request, print, against=["onnxruntime"], seconds=0.1, threads=1)
+    content = json.loads(json.dumps(found.as_json()))["after_pause"]
+    assert content["pause"] == bench.PAUSE_SECONDS
+    assert set(content["times"]) == {MONOGRAPH, "onnxruntime"}
+    assert content["ratios"]["onnxruntime"] > 0
+    counted = sum(t["runs"] for t in content["times"].values())
+    assert pauses.count(bench.PAUSE_SECONDS) == counted, "a pause before each run that counts"
+    out = Console(width=160, record=True, file=io.StringIO())
+    bench.show_bench(out, "m", found)
+    text = out.export_text()
+    assert "back to back" in text
+    assert "after 10 ms" in text
+    assert text.count("x as fast") == 2
+
+
+def test_a_turn_back_to_back_has_several_runs() -> None:
+    assert len(bench._turn(lambda: bench.time.sleep(bench.TURN_SECONDS))) == bench.TURN_RUNS
 
 
 def test_every_contender_takes_its_turns() -> None:

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,19 @@ from monograph.runtime.cpu.threads import choose_threads
 MONOGRAPH, ONNXRUNTIME, OPENVINO = "monograph", "onnxruntime", "openvino"
 PEERS = (ONNXRUNTIME, OPENVINO)
 WARM_UPS = 3
+SETTLE_SECONDS = 0.06
+"""The seconds before a turn: threads of another runtime may spin after its run."""
+TURN_SECONDS = 0.1
+TURN_RUNS = 4
+"""The least runs of a turn back to back."""
 PAUSE_SECONDS = 0.01
-TURN_SECONDS = 0.05
+"""The seconds between requests that are timed after a pause."""
+PAUSED_RUNS = 8
+"""The runs of a turn with pauses."""
+PAUSED_SHARE = 1 / 3
+"""The part of the time for runs after pauses."""
+BACK_TO_BACK, AFTER_PAUSE = "back to back", f"after {PAUSE_SECONDS * 1e3:.0f} ms"
+"""The names of both latencies."""
 PEAK_SECONDS = 0.3
 """The seconds to search for each peak; other processes may disturb it."""
 TOO_LITTLE_WORK = "too little work for more"
@@ -78,6 +89,7 @@ class Bench:
     threads: int
     """The number of threads that every runtime may use."""
     times: dict[str, Times]
+    """The latency of consecutive runs, by runtime."""
     stats: dict[str, Any]
     flops: float
     bytes: float
@@ -90,6 +102,8 @@ class Bench:
     """The peak memory of the process up to the first run, before other runtimes."""
     capture: str = "auto"
     """The option `capture`."""
+    paused: dict[str, Times] = field(default_factory=dict)
+    """The latency of runs after a pause, by runtime: threads sleep and caches cool."""
 
     @property
     def rates(self) -> dict[str, float]:
@@ -105,9 +119,15 @@ class Bench:
             "of_peak_bytes": moved / self.peaks.bytes_per_second,
         }
 
-    def ratio(self, peer: str) -> float:
-        """Return the speed relative to another runtime."""
-        return self.times[peer].median / self.times[MONOGRAPH].median
+    @property
+    def latencies(self) -> dict[str, dict[str, Times]]:
+        """Return both latencies by their names, each by runtime."""
+        return {BACK_TO_BACK: self.times} | ({AFTER_PAUSE: self.paused} if self.paused else {})
+
+    def ratio(self, peer: str, latency: str = BACK_TO_BACK) -> float:
+        """Return the speed relative to another runtime, in one of both latencies."""
+        times = self.latencies[latency]
+        return times[peer].median / times[MONOGRAPH].median
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -117,6 +137,11 @@ class Bench:
             "own_threads": self.own_threads,
             "times": {k: v.as_json() for k, v in self.times.items()},
             "ratios": {p: self.ratio(p) for p in self.times if p != MONOGRAPH},
+            "after_pause": {
+                "pause": PAUSE_SECONDS,
+                "times": {k: v.as_json() for k, v in self.paused.items()},
+                "ratios": {p: self.ratio(p, AFTER_PAUSE) for p in self.paused if p != MONOGRAPH},
+            },
             "stats": self.stats,
             "kernels_per_run": self.stats["kernels_per_run"],
             "launches_per_run": self.stats["launches_per_run"],
@@ -162,7 +187,8 @@ def bench_model(
             # A peer that refuses the model is no fault of ours, and no reason to stop.
             contenders.pop(peer, None)
             note(f"{peer} does not run this model: {str(e).strip().splitlines()[0]}")
-    times = interleave(contenders, seconds)
+    times = interleave(contenders, (1 - PAUSED_SHARE) * seconds)
+    paused = interleave(contenders, PAUSED_SHARE * seconds, _paused_turn)
     flops = moved = 0.0
     peaks, own = None, count
     if session.config.target == "cpu":
@@ -173,7 +199,8 @@ def bench_model(
     stats, target = session.stats, session.config.target
     compiled = session.threads
     mode = session.config.capture
-    return Bench(target, count, times, stats, flops, moved, peaks, own, compiled, taken, mode)
+    work = (flops, moved, peaks, own, compiled)
+    return Bench(target, count, times, stats, *work, taken, mode, paused)
 
 
 def known(figure: float) -> float | None:
@@ -187,33 +214,48 @@ def process_peak() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def interleave(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Times]:
+def _turn(run: Callable[[], Any]) -> list[float]:
+    """Return the seconds of consecutive runs."""
+    taken: list[float] = []
+    while sum(taken) < TURN_SECONDS or len(taken) < TURN_RUNS:
+        taken.append(_timed(run))
+    return taken
+
+
+def _paused_turn(run: Callable[[], Any]) -> list[float]:
+    """Return the seconds of runs after a pause each."""
+    taken: list[float] = []
+    for _ in range(PAUSED_RUNS):
+        time.sleep(PAUSE_SECONDS)
+        taken.append(_timed(run))
+    return taken
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], Any]],
+    seconds: float,
+    turn: Callable[[Callable[[], Any]], list[float]] = _turn,
+) -> dict[str, Times]:
     """Run contenders in turns until the time is up, so that noise affects all equally.
 
-    Threads of a runtime may spin for a while after its run, on cores that the next one needs, so
-    each turn starts with a pause and a run that is not counted.
+    Threads of a runtime may spin for a while after its run, on cores that the next one needs, and
+    its data fill the caches, so each turn starts with a pause and runs that are not counted.
     """
-    for run in contenders.values():
-        for _ in range(WARM_UPS):
-            run()
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or not all(taken.values()):
         for name, run in contenders.items():
-            time.sleep(PAUSE_SECONDS)
-            run()
-            taken[name] += _turn(run)
+            time.sleep(SETTLE_SECONDS)
+            for _ in range(WARM_UPS):
+                run()
+            taken[name] += turn(run)
     return {name: summarise(t) for name, t in taken.items()}
-
-
-def _turn(run: Callable[[], Any]) -> list[float]:
-    """Return the seconds of consecutive runs."""
-    taken: list[float] = []
-    while sum(taken) < TURN_SECONDS:
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return taken
 
 
 def summarise(seconds: Sequence[float]) -> Times:
@@ -299,16 +341,18 @@ def launch_lines(stats: Mapping[str, Any], mode: str, on_gpu: bool) -> list[str]
 
 def show_bench(out: Console, name: str, bench: Bench) -> None:
     """Print the times, the launches, the memory and the rates."""
-    columns = ["", "median (p50)", "p90", "p99", "fastest", "1 / median"]
+    columns = ["", "runs", "median (p50)", "p90", "p99", "fastest", "1 / median"]
     columns += ["Monograph is"] if len(bench.times) > 1 else []
     on_gpu = bench.target.startswith("gpu")
     threads = "" if on_gpu else f", {count_text(bench.threads, 'thread')}"
-    rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(1, 7)))
-    for contender, times in bench.times.items():
-        figures = (times.median, times.p90, times.p99, times.least)
-        ratio = "" if contender == MONOGRAPH else f"{bench.ratio(contender):.2f}x as fast"
-        row = (*map(seconds_text, figures), f"{times.per_second:.1f}/s", ratio)
-        rows.add_row(contender, *row[: len(columns) - 1])
+    rows = table(f"{name} on {bench.target}{threads}", *columns, right=tuple(range(2, 8)))
+    for latency, by_name in bench.latencies.items():
+        for contender, times in by_name.items():
+            figures = (times.median, times.p90, times.p99, times.least)
+            own = contender == MONOGRAPH
+            ratio = "" if own else f"{bench.ratio(contender, latency):.2f}x as fast"
+            row = (*map(seconds_text, figures), f"{times.per_second:.1f}/s", ratio)
+            rows.add_row(contender, latency, *row[: len(columns) - 2])
     out.print(rows)
     stats = bench.stats
     fewer = bench.own_threads < bench.threads and not on_gpu
