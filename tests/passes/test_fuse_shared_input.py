@@ -48,6 +48,19 @@ def test_dots_of_different_widths() -> None:
     assert count(after, "slice") == 3
 
 
+def test_layers_of_one_input_say_why_they_differ() -> None:
+    image = value("f32[1, 4, 8, 8]")
+    kernels = (
+        Conv((1, 1), (p, p), (p, p), (1, 1))(image, weight(3, 4, n, n)) for n, p in ((1, 0), (3, 1))
+    )
+    before = graph_of(*kernels)
+    after, environment = fuse(before)
+    assert after == before
+    (miss,) = environment.trace.nearest("fuse_shared_input")
+    assert miss.reason.startswith("the layers differ in more than their width (expected ")
+    assert "f32[3, 4, 1, 1], given " in miss.reason
+
+
 def coded(n: int, codes: str, by_column: bool, zeros: bool = True) -> Value:
     """Weights [16, n] of few bits, in groups of 8 along the sums."""
     shape = (n, 16) if by_column else (16, n)

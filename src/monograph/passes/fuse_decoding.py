@@ -23,12 +23,21 @@ class FuseDecoding(Pass):
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
         if not environment.cost.decodes:
+            self._note_target(graph, environment)
             return graph
         return self._fused(self._inside_loops(graph, environment), environment)
 
     def run_inside(self, graph: Graph, environment: Environment) -> Graph:
         """Leave a sub-graph alone: only the loop around it knows which inputs are its state."""
         return graph
+
+    def _note_target(self, graph: Graph, environment: Environment) -> None:
+        """Name the decoding steps of a target without a kernel for them."""
+        donated = _donated(graph)
+        for value in graph.values:
+            if isinstance(value.op, Attention) and _declined(value, donated) is None:
+                reason = "the target has no kernel for a whole decoding step"
+                environment.trace.note_missed(self.name, graph.place(value), reason, 100)
 
     def _inside_loops(self, graph: Graph, environment: Environment) -> Graph:
         if not any(isinstance(v.op, Loop) for v in graph.values):
@@ -77,8 +86,11 @@ def _declined(value: Value, donated: dict[Value, Value]) -> str | None:
     """Return the reason why an attention is not a decoding step; None where it is one."""
     op, (q, keys, values, *_) = value.op, value.inputs
     assert isinstance(op, Attention)
-    if not op.causal or op.extra != (LENGTHS,):
-        return "the attention is not causal with only lengths as a mask"
+    if not op.causal:
+        return "the attention is not causal"
+    if op.extra != (LENGTHS,):
+        given = ", ".join(op.extra) or "nothing"
+        return f"lengths are not the only mask (expected {LENGTHS}, given {given})"
     if op.masked_nan:
         return "a sequence of length 0 gives NaN (expected 0)"
     if q.tensor.dims[2] != 1:

@@ -218,7 +218,14 @@ def test_why_it_is_not_fused() -> None:
     apart = Attention(0.25, False, extra=(LENGTHS,))(*y.inputs)
     outputs = (("y", apart), *graph.outputs[1:])
     assert "causal" in declined(replace(graph, outputs=outputs))
-    assert FuseDecoding().run(graph, Environment(CPU_COST)) is graph
+    masked = Attention(0.25, True)(*y.inputs[:3])
+    outputs = (("y", masked), *graph.outputs[1:])
+    wanted = "lengths are not the only mask (expected lengths, given nothing)"
+    assert declined(replace(graph, outputs=outputs)) == wanted
+    environment = Environment(CPU_COST)
+    assert FuseDecoding().run(graph, environment) is graph
+    (missed,) = environment.trace.nearest("fuse_decoding")
+    assert missed.reason == "the target has no kernel for a whole decoding step"
 
 
 def test_only_new_rows_are_written() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,6 +56,7 @@ class FuseSharedInput(Pass):
                     continue
                 if is_layer(user) and joins_columns(user):
                     alike[wide_kind(user)].append(user)
+            self._note_different(graph, [g[0] for g in alike.values()], environment)
             for group in alike.values():
                 if len(group) < 2 or environment.exhausted:
                     continue
@@ -65,6 +67,16 @@ class FuseSharedInput(Pass):
             environment.trace.note_missed(self.name, graph.place(value), reason, 50)
         replaced = lifter.replacements()
         return substitute(graph, replaced, lifter.origins(graph)) if replaced else graph
+
+    def _note_different(self, graph: Graph, layers: list[Value], environment: Environment) -> None:
+        """Say of layers of one input why they are not alike."""
+        for first, other in pairwise(layers):
+            expected, given = _differences(first, other)
+            reason = (
+                f"the layers differ in more than their width (expected {expected}, given {given})"
+            )
+            origin = joined_origins(graph, (first, other))
+            environment.trace.note_missed(self.name, origin, reason, 40)
 
     def _pays(
         self, graph: Graph, group: list[Value], lifter: Lifter, environment: Environment
@@ -95,6 +107,16 @@ class FuseSharedInput(Pass):
             self.name, origin, f"{len(group)} x {group[0].op.name}", f"1 x {group[0].op.name}"
         )
         return True
+
+
+def _differences(first: Value, other: Value) -> tuple[str, str]:
+    """The attributes in which two layers differ, and their weights, as a text for each."""
+    own, others = first.op.attributes, other.op.attributes
+    names = [n for n in own if n in others and own[n] != others[n]]
+    texts = [", ".join(f"{n} {a[n]}" for n in names) for a in (own, others)]
+    weights = [f"weights {v.inputs[1].type}" for v in (first, other)]
+    expected, given = (", ".join(filter(None, p)) for p in zip(texts, weights, strict=True))
+    return expected, given
 
 
 def _widened(group: list[Value]) -> Family:
