@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monograph.errors import FeedError, MonographError
@@ -24,6 +25,7 @@ from monograph.onnxruntime.feeds import FeedReader
 from monograph.onnxruntime.options import RunOptions, SessionOptions, check_run_options
 from monograph.onnxruntime.providers import CPU, ChosenTarget, Provider, choose_target
 from monograph.onnxruntime.values import OrtValue, type_text
+from monograph.runtime.atomic_write import replacing_named
 
 if TYPE_CHECKING:
     from monograph.runtime.feeds import Port
@@ -313,7 +315,7 @@ class _Profile:
     def write(self, prefix: str) -> str:
         """Write the file and return its name."""
         name = f"{prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}.json"
-        with open(name, "w") as file:
-            lines = ",\n".join(json.dumps(event) for event in self._events)
-            file.write(f"[\n{lines}\n]\n")
+        lines = ",\n".join(json.dumps(event) for event in self._events)
+        with replacing_named(Path(name), "the profile") as file:
+            file.write(f"[\n{lines}\n]\n".encode())
         return name

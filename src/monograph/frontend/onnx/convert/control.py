@@ -172,6 +172,8 @@ def _count_turns(
     part, most = Graph(roots, named), MAX_COUNTED // len(values)
     last = int(limit.reshape(-1)[0])
     moved = [v for v in roots if 0 <= place[v] < carried]
+    if not moved and all(place[v] != -2 for v in roots):
+        most = min(most, 1)  # no turn changes what the condition depends on
     for turn in range(min(last, most)):
         heads = {-2: np.int64(turn), -1: np.True_}
         feeds = [
