@@ -14,8 +14,9 @@ from monograph.codegen.llvm.module.kernel import KERNELS
 from monograph.errors import MonographError
 from monograph.ir import Array, Graph, Input, TensorType, Value
 from monograph.ir.evaluate import evaluate
-from monograph.ir.sizes import SizeScope, Symbol, is_open
-from monograph.ir.sizes import evaluate as value_of
+from monograph.ir.size_expressions import Symbol
+from monograph.ir.size_expressions import evaluate as value_of
+from monograph.ir.sizes import SizeScope, is_open
 from monograph.runtime.cpu.any_shape import AnyShape, compile_any_shape
 from monograph.runtime.numerics.bisect import first_wrong
 

@@ -10,14 +10,13 @@ import pytest
 
 from monograph.ir import Literal, TensorType, constant, known
 from monograph.ir.dtype import f32, i64
+from monograph.ir.size_expressions import Symbol, evaluate
 from monograph.ir.sizes import (
     Size,
     SizeScope,
-    Symbol,
     common_divisor,
     described,
     divides,
-    evaluate,
     hint_of,
     is_open,
     largest,

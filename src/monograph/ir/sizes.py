@@ -18,168 +18,21 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+
+from monograph.ir import size_expressions as ex
+from monograph.ir.size_expressions import (
+    LEAST,
+    Factor,
+    Most,
+    SizeExpression,
+    Symbol,
+    evaluate,
+)
 
 Number = TypeVar("Number", int, float)
 Bounds: TypeAlias = tuple[float, float]
 """The least and greatest value, infinite where there is none."""
-
-MOST = (1 << 31) - 2
-"""The greatest value of an open dimension."""
-LEAST = 2
-"""The least value of an open dimension: 0 and 1 are sizes of their own, as ints."""
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """An open dimension of an input, or a number that is computed for each shape."""
-
-    name: str
-    least: int = LEAST
-    most: int = MOST
-
-
-@dataclass(frozen=True)
-class SizeFloor:
-    """of // by; the divisor is positive."""
-
-    of: SizeExpression
-    by: SizeExpression
-
-
-@dataclass(frozen=True)
-class Most:
-    """The largest of some expressions."""
-
-    of: tuple[SizeExpression, ...]
-
-
-Factor: TypeAlias = Symbol | SizeFloor | Most
-Product: TypeAlias = tuple[Factor, ...]
-"""Factors in order; empty for 1."""
-
-
-@dataclass(frozen=True)
-class SizeExpression:
-    """A sum of products of factors with whole coefficients, in canonical order."""
-
-    terms: tuple[tuple[Product, int], ...]
-
-    @cached_property
-    def key(self) -> str:
-        """A text that only equal expressions have."""
-        return "+".join(f"{c}*{'*'.join(map(_text, p))}" for p, c in self.terms) or "0"
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __str__(self) -> str:
-        def shown(product: Product, count: int) -> str:
-            texts = [] if count == 1 and product else [str(count)]
-            return "*".join([*texts, *map(_text, product)])
-
-        return " + ".join(shown(p, c) for p, c in self.terms) or "0"
-
-    @property
-    def constant(self) -> int:
-        """The term without factors."""
-        return next((c for p, c in self.terms if not p), 0)
-
-    @property
-    def literal(self) -> int | None:
-        """The number, if the expression is one; else None."""
-        if not self.terms:
-            return 0
-        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
-
-
-def _text(factor: Factor) -> str:
-    if isinstance(factor, Symbol):
-        return factor.name
-    if isinstance(factor, SizeFloor):
-        return f"(({factor.of}) // ({factor.by}))"
-    return f"max({', '.join(map(str, factor.of))})"
-
-
-def _number(number: int) -> SizeExpression:
-    return SizeExpression((((), number),) if number else ())
-
-
-def _sum(parts: Iterable[tuple[Product, int]]) -> SizeExpression:
-    counts: dict[Product, int] = {}
-    for product, count in parts:
-        counts[product] = counts.get(product, 0) + count
-    kept = [(p, c) for p, c in counts.items() if c]
-    return SizeExpression(tuple(sorted(kept, key=lambda t: (len(t[0]), [_text(f) for f in t[0]]))))
-
-
-def _add(a: SizeExpression, b: SizeExpression) -> SizeExpression:
-    return _sum((*a.terms, *b.terms))
-
-
-def _times(a: SizeExpression, b: SizeExpression) -> SizeExpression:
-    return _sum((tuple(sorted((*p, *q), key=_text)), c * d) for p, c in a.terms for q, d in b.terms)
-
-
-def _exact(a: SizeExpression, b: SizeExpression) -> SizeExpression | None:
-    """Return a / b if every term of a is a multiple of b, which has one term; else None."""
-    if len(b.terms) != 1:
-        return _number(1) if a == b else None
-    (divisor, by), made = b.terms[0], []
-    for product, count in a.terms:
-        rest = list(product)
-        for factor in divisor:
-            if factor not in rest:
-                return None
-            rest.remove(factor)
-        if count % by:
-            return None
-        made.append((tuple(rest), count // by))
-    return _sum(made)
-
-
-def _floor(a: SizeExpression, b: SizeExpression) -> SizeExpression:
-    """Return a // b with the multiples of b taken out."""
-    if a.literal is not None and b.literal is not None:
-        return _number(a.literal // b.literal)
-    if (whole := _exact(a, b)) is not None:
-        return whole
-    taken: list[tuple[Product, int]] = []
-    rest: list[tuple[Product, int]] = []
-    for term in a.terms:
-        one = SizeExpression((term,))
-        if (quotient := _exact(one, b)) is not None:
-            taken += quotient.terms
-        else:
-            rest.append(term)
-    if b.literal is not None:
-        # A constant moves out as far as it is a multiple: (x + 7) // 4 = (x + 3) // 4 + 1.
-        left = dict(rest)
-        moved, kept = divmod(left.pop((), 0), b.literal)
-        taken.append(((), moved))
-        rest = [*left.items(), ((), kept)]
-    inner = _sum(rest)
-    if inner.literal is not None and b.literal is not None:
-        return _sum((*taken, ((), inner.literal // b.literal)))
-    nested = _single_floor(inner)
-    if nested is not None and b.literal is not None:
-        # (x // a + c) // b = (x + a c) // (a b)
-        floor, constant = nested
-        shifted = _add(floor.of, _times(floor.by, _number(constant)))
-        return _add(_sum(taken), _floor(shifted, _times(floor.by, b)))
-    return _sum((*taken, ((SizeFloor(inner, b),), 1)))
-
-
-def _single_floor(expression: SizeExpression) -> tuple[SizeFloor, int] | None:
-    """Return (floor, c) if an expression is a quotient by a number, plus c; else None."""
-    rest, constant = _parted(expression)
-    if len(rest.terms) != 1 or rest.terms[0][1] != 1 or len(rest.terms[0][0]) != 1:
-        return None
-    (factor,) = rest.terms[0][0]
-    if not isinstance(factor, SizeFloor) or factor.by.literal is None:
-        return None
-    return factor, constant
 
 
 @dataclass
@@ -227,7 +80,7 @@ class SizeScope:
 
     def bounds(self, expression: SizeExpression) -> Bounds:
         """Return the least and greatest value that are proven."""
-        rest, constant = _parted(expression)
+        rest, constant = ex.without_constant(expression)
         if not rest.terms:
             return constant, constant
         known = self._bounds.get(rest)
@@ -236,16 +89,16 @@ class SizeScope:
         low, high = known
         if (guard := self.guards.get(rest)) is not None:
             low, high = max(low, guard.least), min(high, guard.most)
-        if (guard := self.guards.get(_negative(rest))) is not None:
+        if (guard := self.guards.get(ex.negative(rest))) is not None:
             low, high = max(low, -guard.most), min(high, -guard.least)
         return low + constant, high + constant
 
     def _range(self, rest: SizeExpression) -> Bounds:
-        shared = _shared_factors(rest)
+        shared = ex.shared_factors(rest)
         if shared and len(rest.terms) > 1:
             # s - b s = s (1 - b): the sign of a product is known where that of a sum is not.
             one = SizeExpression(((shared, 1),))
-            left = _exact(rest, one)
+            left = ex.divide_exactly(rest, one)
             assert left is not None
             return _interval_product(self._range(one), self.bounds(left))
         low = high = 0.0
@@ -287,7 +140,7 @@ class SizeScope:
             return False
         if low == high == 0:
             return True
-        rest, constant = _parted(difference)
+        rest, constant = ex.without_constant(difference)
         common = math.gcd(*(c for _, c in rest.terms))
         if constant % common:
             return False
@@ -296,7 +149,7 @@ class SizeScope:
 
     def _record(self, difference: SizeExpression, how: str, answer: bool) -> None:
         """Keep the answer to a question as a guard."""
-        rest, constant = _parted(difference)
+        rest, constant = ex.without_constant(difference)
         low, high = (x - constant for x in self.bounds(difference))
         if how == "==" and answer:
             self._limit(rest, -constant, -constant)
@@ -306,7 +159,7 @@ class SizeScope:
             self._limit(rest, -math.inf, high - 1)
         elif how == "==":
             if rest.terms[0][1] < 0:
-                rest, constant = _negative(rest), -constant
+                rest, constant = ex.negative(rest), -constant
             guard = self.guards.setdefault(rest, SizeGuard(reason=_asker()))
             guard.other_than.add(-constant)
         elif answer:
@@ -320,15 +173,15 @@ class SizeScope:
         while True:
             common = math.gcd(*(c for _, c in rest.terms))
             if rest.terms[0][1] < 0:
-                rest, least, most = _negative(rest), -most, -least
+                rest, least, most = ex.negative(rest), -most, -least
             if common > 1:
                 rest = SizeExpression(tuple((p, c // common) for p, c in rest.terms))
                 least, most = -_floored(-least, common), _floored(most, common)
-            nested = _single_floor(rest)
+            nested = ex.as_quotient(rest)
             if nested is None:
                 break
             floor, by = nested[0], nested[0].by.literal or 1
-            rest, constant = _parted(floor.of)
+            rest, constant = ex.without_constant(floor.of)
             least, most = least * by - constant, most * by + by - 1 - constant
         guard = self.guards.setdefault(rest, SizeGuard(reason=_asker()))
         guard.least, guard.most = max(guard.least, least), min(guard.most, most)
@@ -374,31 +227,6 @@ def _asker() -> str:
     return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"
 
 
-def _shared_factors(expression: SizeExpression) -> Product:
-    """Return the factors that all terms of an expression have."""
-    (first, _), *others = expression.terms
-    shared = list(first)
-    for product, _ in others:
-        rest, kept = list(product), []
-        for factor in shared:
-            if factor in rest:
-                rest.remove(factor)
-                kept.append(factor)
-        shared = kept
-    return tuple(shared)
-
-
-def _parted(expression: SizeExpression) -> tuple[SizeExpression, int]:
-    """Return an expression without its constant, and the constant."""
-    if expression.terms and not expression.terms[0][0]:
-        return SizeExpression(expression.terms[1:]), expression.terms[0][1]
-    return expression, 0
-
-
-def _negative(expression: SizeExpression) -> SizeExpression:
-    return SizeExpression(tuple((p, -c) for p, c in expression.terms))
-
-
 def _interval_product(a: Bounds, b: Bounds) -> Bounds:
     corners = [0.0 if 0 in (x, y) else x * y for x in a for y in b]
     return min(corners), max(corners)
@@ -412,28 +240,10 @@ def _floored(a: float, b: float) -> float:
     return a // b
 
 
-def evaluate(expression: SizeExpression, values: Mapping[Symbol, int]) -> int:
-    """Return the value of an expression."""
-    total = 0
-    for product, count in expression.terms:
-        for factor in product:
-            count *= _value(factor, values)
-        total += count
-    return total
-
-
-def _value(factor: Factor, values: Mapping[Symbol, int]) -> int:
-    if isinstance(factor, Symbol):
-        return values[factor]
-    if isinstance(factor, SizeFloor):
-        return evaluate(factor.of, values) // evaluate(factor.by, values)
-    return max(evaluate(e, values) for e in factor.of)
-
-
 def _expression(number: Any) -> SizeExpression | None:
     if type(number) is Size:
         return number.expression
-    return _number(number) if type(number) is int else None
+    return ex.from_number(number) if type(number) is int else None
 
 
 def _operation(
@@ -443,9 +253,9 @@ def _operation(
         given = _expression(other)
         if given is None:
             if isinstance(other, bool) or type(other).__module__ == "numpy":
-                given = _number(int(other))
+                given = ex.from_number(int(other))
             elif type(other) is float:
-                return float(self) * other if make is _times else NotImplemented
+                return float(self) * other if make is ex.multiply else NotImplemented
             else:
                 return NotImplemented
         a, b = (given, self.expression) if turned else (self.expression, given)
@@ -464,19 +274,11 @@ def _division(
         if given is not None:
             a, b = (given, self.expression) if turned else (self.expression, given)
             scope = self.scope
-            if scope.bounds(a)[0] >= 0 and scope.proof(_minus(a, b), "<"):
-                return 0 if make is _floor else scope.sized(a)
+            if scope.bounds(a)[0] >= 0 and scope.proof(ex.subtract(a, b), "<"):
+                return 0 if make is ex.divide else scope.sized(a)
         return plain(self, other)
 
     return divide
-
-
-def _minus(a: SizeExpression, b: SizeExpression) -> SizeExpression:
-    return _add(a, _negative(b))
-
-
-def _remainder(a: SizeExpression, b: SizeExpression) -> SizeExpression:
-    return _minus(a, _times(b, _floor(a, b)))
 
 
 def _comparison(how: str, wanted: bool, turned: bool = False) -> Callable[[Size, Any], Any]:
@@ -487,7 +289,7 @@ def _comparison(how: str, wanted: bool, turned: bool = False) -> Callable[[Size,
                 return _compared(self, float(other), how, turned) == wanted
             return NotImplemented
         a, b = (given, self.expression) if turned else (self.expression, given)
-        return self.scope.decide(_minus(a, b), how) == wanted
+        return self.scope.decide(ex.subtract(a, b), how) == wanted
 
     return compare
 
@@ -528,11 +330,11 @@ else:
         def __class__(self) -> Any:
             return int
 
-        __add__ = __radd__ = _operation(_add)
-        __sub__, __rsub__ = _operation(_minus), _operation(_minus, turned=True)
-        __mul__ = __rmul__ = _operation(_times)
-        __floordiv__, __rfloordiv__ = _division(_floor), _division(_floor, turned=True)
-        __mod__, __rmod__ = _division(_remainder), _division(_remainder, turned=True)
+        __add__ = __radd__ = _operation(ex.add)
+        __sub__, __rsub__ = _operation(ex.subtract), _operation(ex.subtract, turned=True)
+        __mul__ = __rmul__ = _operation(ex.multiply)
+        __floordiv__, __rfloordiv__ = _division(ex.divide), _division(ex.divide, turned=True)
+        __mod__, __rmod__ = _division(ex.remainder), _division(ex.remainder, turned=True)
 
         def __divmod__(self, other: Any) -> tuple[Any, Any]:
             return self // other, self % other
@@ -541,7 +343,7 @@ else:
             return other // self, other % self
 
         def __neg__(self) -> Any:
-            return self.scope.sized(_negative(self.expression))
+            return self.scope.sized(ex.negative(self.expression))
 
         def __pos__(self) -> Any:
             return self
@@ -564,7 +366,7 @@ else:
 
         def __index__(self) -> int:
             """Return the hint; the compiled code is valid only where the size has it."""
-            self.scope.decide(_minus(self.expression, _number(self.hint)), "==")
+            self.scope.decide(ex.subtract(self.expression, ex.from_number(self.hint)), "==")
             return self.hint
 
         __int__ = __index__
@@ -633,7 +435,7 @@ def divides(divisor: int, number: int) -> bool:
     left, right = _expression(number), _expression(divisor)
     assert left is not None
     assert right is not None
-    return _exact(left, right) is not None
+    return ex.divide_exactly(left, right) is not None
 
 
 def common_divisor(*numbers: int) -> int:

@@ -20,16 +20,8 @@ from monograph.config import make_config
 from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, Graph
 from monograph.ir.memory import MAX_TENSOR_BYTES
-from monograph.ir.sizes import (
-    Most,
-    SizeExpression,
-    SizeFloor,
-    SizeScope,
-    Symbol,
-    any_open,
-    described,
-    is_open,
-)
+from monograph.ir.size_expressions import Most, SizeExpression, SizeFloor, Symbol
+from monograph.ir.sizes import SizeScope, any_open, described, is_open
 from monograph.program.lowering import lower
 from monograph.runtime.cache.object_cache import DiskCache
 from monograph.runtime.cpu.executable import make_layout, object_code, useful_threads

@@ -1,0 +1,222 @@
+"""Exact arithmetic on expressions over the symbols of open sizes: sums of products of factors.
+
+Equal expressions have one form, so that they compare equal. Hints and guards are in `sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+MOST = (1 << 31) - 2
+"""The greatest value of an open dimension."""
+LEAST = 2
+"""The least value of an open dimension: 0 and 1 are sizes of their own, as ints."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An open dimension of an input, or a number that is computed for each shape."""
+
+    name: str
+    least: int = LEAST
+    most: int = MOST
+
+
+@dataclass(frozen=True)
+class SizeFloor:
+    """of // by; the divisor is positive."""
+
+    of: SizeExpression
+    by: SizeExpression
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest of some expressions."""
+
+    of: tuple[SizeExpression, ...]
+
+
+Factor: TypeAlias = Symbol | SizeFloor | Most
+Product: TypeAlias = tuple[Factor, ...]
+"""Factors in order; empty for 1."""
+
+
+@dataclass(frozen=True)
+class SizeExpression:
+    """A sum of products of factors with whole coefficients, in canonical order."""
+
+    terms: tuple[tuple[Product, int], ...]
+
+    @cached_property
+    def key(self) -> str:
+        """A text that only equal expressions have."""
+        return "+".join(f"{c}*{'*'.join(map(factor_text, p))}" for p, c in self.terms) or "0"
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        def shown(product: Product, count: int) -> str:
+            texts = [] if count == 1 and product else [str(count)]
+            return "*".join([*texts, *map(factor_text, product)])
+
+        return " + ".join(shown(p, c) for p, c in self.terms) or "0"
+
+    @property
+    def constant(self) -> int:
+        """The term without factors."""
+        return next((c for p, c in self.terms if not p), 0)
+
+    @property
+    def literal(self) -> int | None:
+        """The number, if the expression is one; else None."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+
+def factor_text(factor: Factor) -> str:
+    if isinstance(factor, Symbol):
+        return factor.name
+    if isinstance(factor, SizeFloor):
+        return f"(({factor.of}) // ({factor.by}))"
+    return f"max({', '.join(map(str, factor.of))})"
+
+
+def from_number(number: int) -> SizeExpression:
+    return SizeExpression((((), number),) if number else ())
+
+
+def collect(parts: Iterable[tuple[Product, int]]) -> SizeExpression:
+    counts: dict[Product, int] = {}
+    for product, count in parts:
+        counts[product] = counts.get(product, 0) + count
+    kept = [(p, c) for p, c in counts.items() if c]
+    return SizeExpression(
+        tuple(sorted(kept, key=lambda t: (len(t[0]), [factor_text(f) for f in t[0]])))
+    )
+
+
+def add(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return collect((*a.terms, *b.terms))
+
+
+def multiply(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return collect(
+        (tuple(sorted((*p, *q), key=factor_text)), c * d) for p, c in a.terms for q, d in b.terms
+    )
+
+
+def divide_exactly(a: SizeExpression, b: SizeExpression) -> SizeExpression | None:
+    """Return a / b if every term of a is a multiple of b, which has one term; else None."""
+    if len(b.terms) != 1:
+        return from_number(1) if a == b else None
+    (divisor, by), made = b.terms[0], []
+    for product, count in a.terms:
+        rest = list(product)
+        for factor in divisor:
+            if factor not in rest:
+                return None
+            rest.remove(factor)
+        if count % by:
+            return None
+        made.append((tuple(rest), count // by))
+    return collect(made)
+
+
+def divide(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    """Return a // b with the multiples of b taken out."""
+    if a.literal is not None and b.literal is not None:
+        return from_number(a.literal // b.literal)
+    if (whole := divide_exactly(a, b)) is not None:
+        return whole
+    taken: list[tuple[Product, int]] = []
+    rest: list[tuple[Product, int]] = []
+    for term in a.terms:
+        one = SizeExpression((term,))
+        if (quotient := divide_exactly(one, b)) is not None:
+            taken += quotient.terms
+        else:
+            rest.append(term)
+    if b.literal is not None:
+        # A constant moves out as far as it is a multiple: (x + 7) // 4 = (x + 3) // 4 + 1.
+        left = dict(rest)
+        moved, kept = divmod(left.pop((), 0), b.literal)
+        taken.append(((), moved))
+        rest = [*left.items(), ((), kept)]
+    inner = collect(rest)
+    if inner.literal is not None and b.literal is not None:
+        return collect((*taken, ((), inner.literal // b.literal)))
+    nested = as_quotient(inner)
+    if nested is not None and b.literal is not None:
+        # (x // a + c) // b = (x + a c) // (a b)
+        floor, constant = nested
+        shifted = add(floor.of, multiply(floor.by, from_number(constant)))
+        return add(collect(taken), divide(shifted, multiply(floor.by, b)))
+    return collect((*taken, ((SizeFloor(inner, b),), 1)))
+
+
+def as_quotient(expression: SizeExpression) -> tuple[SizeFloor, int] | None:
+    """Return (floor, c) if an expression is a quotient by a number, plus c; else None."""
+    rest, constant = without_constant(expression)
+    if len(rest.terms) != 1 or rest.terms[0][1] != 1 or len(rest.terms[0][0]) != 1:
+        return None
+    (factor,) = rest.terms[0][0]
+    if not isinstance(factor, SizeFloor) or factor.by.literal is None:
+        return None
+    return factor, constant
+
+
+def shared_factors(expression: SizeExpression) -> Product:
+    """Return the factors that all terms of an expression have."""
+    (first, _), *others = expression.terms
+    shared = list(first)
+    for product, _ in others:
+        rest, kept = list(product), []
+        for factor in shared:
+            if factor in rest:
+                rest.remove(factor)
+                kept.append(factor)
+        shared = kept
+    return tuple(shared)
+
+
+def without_constant(expression: SizeExpression) -> tuple[SizeExpression, int]:
+    """Return an expression without its constant, and the constant."""
+    if expression.terms and not expression.terms[0][0]:
+        return SizeExpression(expression.terms[1:]), expression.terms[0][1]
+    return expression, 0
+
+
+def negative(expression: SizeExpression) -> SizeExpression:
+    return SizeExpression(tuple((p, -c) for p, c in expression.terms))
+
+
+def evaluate(expression: SizeExpression, values: Mapping[Symbol, int]) -> int:
+    """Return the value of an expression."""
+    total = 0
+    for product, count in expression.terms:
+        for factor in product:
+            count *= _value(factor, values)
+        total += count
+    return total
+
+
+def _value(factor: Factor, values: Mapping[Symbol, int]) -> int:
+    if isinstance(factor, Symbol):
+        return values[factor]
+    if isinstance(factor, SizeFloor):
+        return evaluate(factor.of, values) // evaluate(factor.by, values)
+    return max(evaluate(e, values) for e in factor.of)
+
+
+def subtract(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return add(a, negative(b))
+
+
+def remainder(a: SizeExpression, b: SizeExpression) -> SizeExpression:
+    return subtract(a, multiply(b, divide(a, b)))
