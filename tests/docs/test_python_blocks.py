@@ -25,7 +25,7 @@ GUIDES = [
             "capture", "command-line", "errors", "explain", "generate", "gpu", "migration",
             "profiling", "python-api", "untrusted-models", "index", "quick-start",
             "tutorials/detector-cpu", "tutorials/gpu-capture", "tutorials/language-model",
-            "tutorials/ocr-sizes", "how-to/containers", "how-to/start-faster",
+            "tutorials/ocr-sizes", "tutorials/serving", "how-to/containers", "how-to/start-faster",
             "how-to/wrong-numbers", "support",
         )
     ),
