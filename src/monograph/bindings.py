@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from monograph.config import Config
-from monograph.errors import ConfigError, FeedError, InferError, MonographError
+from monograph.errors import ConfigError, FeedError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
+from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
 from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.trim_memory import release_memory
+from monograph.runtime.cpu.variants import Variants
 from monograph.runtime.executable import Executable
 from monograph.runtime.fast_path import closed
 from monograph.runtime.feeds import ModelSignature, clashing_sizes
@@ -36,7 +38,6 @@ from monograph.runtime.target import Target
 if TYPE_CHECKING:
     from monograph.model import Model
     from monograph.runtime.cache.package import Package
-    from monograph.runtime.cpu.any_shape import AnyShape
     from monograph.runtime.dynamic import staged
     from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
 
@@ -45,8 +46,6 @@ _REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
 _COMPILES = (*_REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
 """Modules that are imported when a model is first read, rewritten and compiled."""
 
-MOST_VARIANTS = 16
-"""The most variants of code for any shape; beyond, shapes get exact code."""
 _log = logging.getLogger("monograph")
 Key: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
@@ -91,10 +90,6 @@ class Bindings:
             self.target = CpuBackend(config, optimise, progress, self.tally)
         else:
             self.target = ReferenceTarget(optimise)
-        self._variants: list[AnyShape] = []
-        """Code for any shape; each is valid for the sizes that its guards allow."""
-        self.exact_reason = ""
-        """The reason why exact code is compiled although code for any shape was asked for."""
         self._model: Model | None = None
         self._package: Package | None = None
         self._store: CacheStore | None = None
@@ -108,8 +103,12 @@ class Bindings:
             self.donate = self._package.options["donate"]
         else:
             self._store = open_store(source, config, dims, donate)
+        self.variants = Variants(self._package or self._store, progress)
+        """The code for any shape."""
         with until_ready(self._progress):
             self.signature = self._signature()
+        if config.specialise != "now":
+            self.variants.exact_reason = self._why_exact()
 
     def _signature(self) -> ModelSignature:
         if self._package is not None:
@@ -185,13 +184,14 @@ class Bindings:
         with self._lock:
             key = self._key(feeds)
             if key not in self.executables:
+                known = len(self.variants.codes)
                 with until_ready(self._progress):
-                    made = self._find(feeds) or self._find_variant(feeds)
-                    made = made or self._find_or_compile(feeds)
+                    made = self._make(feeds)
                 key = self._key(feeds)
                 self.executables[key] = made
                 self._count_gone(self._config.max_cached_shapes)
-                release_memory()
+                if not isinstance(made, AnyShapeExecutable) or len(self.variants.codes) > known:
+                    release_memory()  # a new shape for known code has left nothing behind
             return _used(self.executables, key, self._config.max_cached_shapes)
 
     def close(self) -> None:
@@ -255,6 +255,8 @@ class Bindings:
             raise ConfigError("nothing has been compiled yet", hint="run the model once, then save")
         artefacts = {}
         for key, executable in made:
+            if isinstance(executable, AnyShapeExecutable):
+                continue
             artefact = executable.artefact()
             if self.values_decide or artefact is None or not artefact.whole:
                 raise ConfigError(
@@ -267,7 +269,9 @@ class Bindings:
         signature = self.signature
         if self._package is not None:  # whose options need not be given again
             options, signature = self._package.options, self._package.signature()
-        write_package(path, signature, options, artefacts, arch=self.target.architecture)
+        variants = [code.artefact for code in self.variants.codes]
+        arch = self.target.architecture
+        write_package(path, signature, options, artefacts, variants, arch)
 
     @property
     def packaged_sizes(self) -> list[dict[str, int]]:
@@ -321,36 +325,32 @@ class Bindings:
             self._model = None
         return made
 
-    @property
-    def guards(self) -> list[list[str]]:
-        """The guards of each variant of the code for any shape."""
-        return [variant.guards for variant in self._variants]
-
-    def _find_variant(self, feeds: dict[str, Any]) -> Executable | None:
-        """Return code for any shape, bound to these feeds; None if exact code is needed."""
+    def _make(self, feeds: dict[str, Any]) -> Executable:
+        """Find or compile an executable for such feeds: code for any shape, or exact code."""
         shapes = self._shapes(feeds)
-        if self._config.specialise != "off" or shapes is None or self.exact_reason:
-            return None
-        for variant in self._variants:
-            values = variant.bind(shapes)
-            if values is not None:
-                break
+        packaged = self._package is not None
+        if shapes is None or (self._config.specialise == "now" and not packaged):
+            return self._find(feeds) or self._find_or_compile(feeds)
+        if packaged:
+            if (exact := self._find(feeds)) is not None:
+                return exact
+            made = self.variants.find(shapes)
         else:
-            try:
-                variant = self._compile_variant(shapes)
-            except InferError:
-                return None  # sizes that the model cannot take, as the exact graph will tell
-            except MonographError as e:
-                self.exact_reason = e.message
-                _log.info("exact code is compiled for each set of shapes: %s", e)
-                return None
-            self._variants.append(variant)
-            values = variant.bind(shapes)
-            assert values is not None, "a variant is valid for the sizes that it was compiled for"
-        made = variant.executable(values)
+            made = self.variants.find_or_compile(shapes, self._compile_variant)
+        if made is None and self._package is not None:
+            raise self._package.no_code(shapes, self.variants.misfits(shapes))
+        if made is None:
+            return self._find(feeds) or self._find_or_compile(feeds)
         if self.tally is not None:
             self.tally.watch(made)
         return made
+
+    def _why_exact(self) -> str:
+        """Return why a session has no code for any shape, as far as that is known beforehand."""
+        ports = (*self.signature.inputs, *self.signature.optional)
+        if not any(isinstance(d, str) for p in ports for d in p.shape or ()):
+            return "no dimension is open"
+        return "donated state has exact code" if self.donate else ""
 
     def _compile_variant(self, shapes: Shapes) -> AnyShape:
         """Compile code whose guards allow these shapes, and as many others as possible."""
@@ -358,14 +358,11 @@ class Bindings:
         from monograph.ir.sizes import SizeScope
         from monograph.runtime.cpu.any_shape import open_shapes
 
-        if self.donate or self._package is not None or len(self._variants) >= MOST_VARIANTS:
-            raise ConfigError("code for any shape is not compiled", given="donations or a package")
         assert isinstance(self.target, CpuBackend)
-        declared = {p.name: p.shape for p in self.signature.inputs if p.shape is not None}
+        ports = (*self.signature.inputs, *self.signature.optional)
+        declared = {p.name: p.shape for p in ports if p.shape is not None}
         scope = SizeScope()
         graph = self.model.opened(open_shapes(declared, shapes, scope))
-        if not scope.hints:
-            raise ConfigError("no dimension is open", given=dict(shapes))
         return self.target.compile_any_shape(self.target.optimise(graph), scope)
 
     def compiled(self, feeds: dict[str, Any]) -> Executable:

@@ -15,6 +15,7 @@ from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
 from monograph.runtime.cache.store import UnreadModel
 from monograph.runtime.counts import Counts, Stats
+from monograph.runtime.executable import constant_bytes
 from monograph.runtime.progress import Progress, check_progress, silent
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Session(Calls):
         found = {
             "runs": gone["runs"] + sum(e.runs for e in made),
             "compiled": len(made),
-            "from_disk": self._bindings.found,
+            "from_disk": self._bindings.found + self._bindings.variants.found,
             "specialisations": gone["specialisations"] + sum(e.specialisations for e in made),
             "launches_per_run": max((e.launches for e in made), default=0),
             "kernels_per_run": max((e.kernels for e in made), default=0),
@@ -152,7 +153,7 @@ class Session(Calls):
             "host_steps": sorted({kind for e in made for kind in e.host_kinds}),
             "host_reasons": dict(sorted(r for e in made for r in e.host_reasons.items())),
             "peak_bytes": max((e.arena_bytes for e in made), default=0),
-            "constant_bytes": sum(e.constant_bytes for e in made),
+            "constant_bytes": constant_bytes(made),
             "donation_copies": copies + sum(e.copies for e in made),
             **(Counts() if tally is None else tally.total()).as_dict(),
             **threads,
@@ -162,13 +163,14 @@ class Session(Calls):
 
     def _any_shape_stats(self) -> dict[str, Any]:
         """Return the statistics of code for any shape, where it was asked for."""
-        if self.config.specialise != "off":
+        variants = self._bindings.variants
+        if self.config.specialise == "now" and not variants.codes:
             return {}
-        guards = self._bindings.guards
         return {
-            "variants": len(guards),
-            "guards": guards,
-            "exact_reason": self._bindings.exact_reason,
+            "variants": len(variants.codes),
+            "guards": [code.guards for code in variants.codes],
+            "variant_reasons": list(variants.reasons),
+            "exact_reason": variants.exact_reason,
         }
 
     def tolerances(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from monograph.ir import Array
 from monograph.runtime.outputs import NOTHING, DonatedArrays
 from monograph.runtime.pending import Pending, ready
 
@@ -30,8 +31,12 @@ class CompiledArtefact(Protocol):
     def whole(self) -> bool:
         """True if the artefact is all that a run needs."""
 
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The large constants by digest, which artefacts of a model share."""
+
     def members(self) -> dict[str, Buffer]:
-        """Return the members of the file by name."""
+        """Return the members of the file by name, without the weights."""
 
 
 class FastPath(Protocol):
@@ -106,6 +111,11 @@ class Executable(Protocol):
     @property
     def constant_bytes(self) -> int:
         """The bytes of the constants."""
+
+    @property
+    def shared_bytes(self) -> Mapping[str, int]:
+        """The bytes of constants that other executables may read too, by digest."""
+        return {}
 
     @property
     def own_bytes(self) -> int:
@@ -190,6 +200,16 @@ class Executable(Protocol):
         return None
 
 
+def constant_bytes(executables: Iterable[Executable]) -> int:
+    """Return the bytes of the constants of executables; what they share counts once."""
+    shared: dict[str, int] = {}
+    own = 0
+    for executable in executables:
+        own += executable.constant_bytes - sum(executable.shared_bytes.values())
+        shared |= executable.shared_bytes
+    return own + sum(shared.values())
+
+
 class WrappedExecutable(Executable):
     """An executable that runs another one in its own way and describes itself as that one."""
 
@@ -235,6 +255,10 @@ class WrappedExecutable(Executable):
     @property
     def constant_bytes(self) -> int:
         return self.inner.constant_bytes
+
+    @property
+    def shared_bytes(self) -> Mapping[str, int]:
+        return self.inner.shared_bytes
 
     @property
     def own_bytes(self) -> int:

@@ -2,8 +2,9 @@
 
     layout      JSON: ports, buffers, functions
     object0...  object code
-    constants   constants as kernels read them
+    constants   small constants as kernels read them
 
+Large constants (weights) are stored once for all programs of a model, by the digest of their bytes.
 Nothing is unpickled. The storage checks that members are read as they were written.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,10 +30,19 @@ if TYPE_CHECKING:
     from monograph.program.program import Program
     from monograph.runtime.cpu.executable import CpuExecutable
 
-FORMAT = 3
+FORMAT = 4
 """The format of members; raise it when their meaning changes."""
 LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
 _PORTS = ("inputs", "outputs", "optional")
+Weights: TypeAlias = Callable[[Sequence[str]], Mapping[str, Array]]
+"""Returns the large constants of these digests, in this order; KeyError where one is missing."""
+
+Number: TypeAlias = Callable[[Any], Any]
+"""Writes a size as JSON data, or reads it."""
+
+
+def _same(size: Any) -> Any:
+    return size
 
 
 @dataclass(frozen=True)
@@ -42,26 +52,34 @@ class Artefact:
     layout: Layout
     objects: Sequence[Buffer]
     constants: Array
+    weights: Mapping[str, Array]
+    """The large constants by digest, in the order of the layout."""
 
     @property
     def whole(self) -> bool:
         """Return whether one native function does all the work."""
         return self.layout.whole
 
-    def members(self) -> dict[str, Buffer]:
-        """Return the members by name."""
-        found: dict[str, Buffer] = {LAYOUT: json.dumps(layout_to_json(self.layout)).encode()}
+    def members(self, number: Number = _same) -> dict[str, Buffer]:
+        """Return the members by name, without the weights; `number` writes open sizes."""
+        layout = json.dumps(layout_to_json(self.layout, number)).encode()
+        found: dict[str, Buffer] = {LAYOUT: layout}
         found |= {f"{OBJECT}{i}": data for i, data in enumerate(self.objects)}
         return found | {CONSTANTS: self.constants}
 
     @staticmethod
-    def of(members: Mapping[str, memoryview]) -> Artefact:
-        """Return the artefact that the members hold."""
+    def of(members: Mapping[str, memoryview], weights: Weights, number: Number = _same) -> Artefact:
+        """Return the artefact that the members hold.
+
+        weights: finds its large constants. number: reads open sizes.
+        """
         count = sum(name.startswith(OBJECT) for name in members)
+        layout = layout_from_json(json.loads(bytes(members[LAYOUT])), number)
         return Artefact(
-            layout_from_json(json.loads(bytes(members[LAYOUT]))),
+            layout,
             [members[f"{OBJECT}{i}"] for i in range(count)],
             np.frombuffer(members[CONSTANTS], np.uint8),
+            weights(layout.weights),
         )
 
 
@@ -71,7 +89,7 @@ class LoadedExecutable(NativeExecutable):
     def __init__(self, artefact: Artefact, compile_again: Callable[[], Executable]) -> None:
         objects = [bytes(data) for data in artefact.objects]
         code = NativeCode(objects, artefact.layout.functions)
-        super().__init__(artefact.layout, code, artefact.constants)
+        super().__init__(artefact.layout, code, artefact.constants, artefact.weights)
         self._artefact = artefact
         self._compile_again = compile_again
 
@@ -102,12 +120,16 @@ class LoadedExecutable(NativeExecutable):
         return self._compiled.module
 
 
-def layout_to_json(layout: Layout) -> dict[str, Any]:
+def layout_to_json(layout: Layout, number: Number = _same) -> dict[str, Any]:
     """Return a layout as JSON data."""
-    slots = {
-        which: [asdict(s) | {"dtype": s.dtype.name} for s in getattr(layout, which)]
+    slots: dict[str, Any] = {
+        which: [
+            asdict(s) | {"dtype": s.dtype.name, "shape": [number(n) for n in s.shape]}
+            for s in getattr(layout, which)
+        ]
         for which in ("inputs", "outputs")
     }
+    slots["arena_bytes"] = number(layout.arena_bytes)
     return (
         {f: getattr(layout, f) for f in Layout.__dataclass_fields__}
         | slots
@@ -115,15 +137,18 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
     )
 
 
-def layout_from_json(found: Mapping[str, Any]) -> Layout:
+def layout_from_json(found: Mapping[str, Any], number: Number = _same) -> Layout:
     """Return the layout that `layout_to_json` was given."""
-    slots = {
+    slots: dict[str, Any] = {
         which: tuple(
-            NativePort(**(s | {"dtype": dtype(s["dtype"]), "shape": tuple(s["shape"])}))
+            NativePort(
+                **(s | {"dtype": dtype(s["dtype"]), "shape": tuple(map(number, s["shape"]))})
+            )
             for s in found[which]
         )
         for which in ("inputs", "outputs")
     }
+    slots["arena_bytes"] = number(found["arena_bytes"])
     rest = {f: found[f] for f in Layout.__dataclass_fields__}
     values: dict[str, Any] = {f: tuple(x) if isinstance(x, list) else x for f, x in rest.items()}
     values |= slots | {"faults": tuple(map(_fault, found["faults"]))}

@@ -110,9 +110,16 @@ class DiskCache:
         if parts is None:
             self.forget(key)
             return None
-        with suppress(OSError):
-            os.utime(path)  # eviction goes by the time of last use
+        self.touch(key)
         return parts
+
+    def touch(self, key: str) -> bool:
+        """Record a use of an entry, for eviction; return False if there is none."""
+        try:
+            os.utime(self._path(key))
+        except OSError:
+            return False
+        return True
 
     def forget(self, key: str) -> None:
         """Delete a damaged entry."""

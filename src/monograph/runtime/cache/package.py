@@ -3,6 +3,8 @@
     manifest.json      versions, options, signature; every other member with its size and SHA-256
     manifest.sha256    the digest of the manifest
     0/layout ...       the members of each executable (see `artefact`)
+    any0/layout ...    the members of each variant of the code for any shape
+    weights/...        the large constants of all of them, by the digests of their bytes
 
 It is a zip of uncompressed members. Each is checked when the package is opened or its executable is
 first needed. Nothing is unpickled. Its code is run: trust a package like a shared library.
@@ -14,25 +16,33 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import llvmlite.binding as llvm
+import numpy as np
 
 import monograph
+from monograph.codegen.common.shared_weights import share_weight, weight_in_process
+from monograph.codegen.llvm.module.bounds_checks import SLACK
 from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.errors import ConfigError, ModelError, MonographError
+from monograph.ir import Array
 from monograph.runtime.atomic_write import replacing_named
+from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import (
     FORMAT,
     Artefact,
+    Weights,
     signature_from_json,
     signature_to_json,
 )
 from monograph.runtime.cache.object_cache import Buffer, as_bytes
 from monograph.runtime.cache.store import Shapes, UnreadModel
+from monograph.runtime.cpu.launch import aligned_bytes
 from monograph.runtime.feeds import ModelSignature
 
 if TYPE_CHECKING:
@@ -40,13 +50,28 @@ if TYPE_CHECKING:
 
 _KIND = "monograph package"
 _MANIFEST, _DIGEST = "manifest.json", "manifest.sha256"
+_VARIANT, _WEIGHTS = "any", "weights/"
 _TIME = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same model gives the same file."""
-_BROKEN = (zipfile.BadZipFile, MonographError, ValueError, KeyError, TypeError, OSError)
+_BROKEN = (
+    zipfile.BadZipFile,
+    MonographError,
+    ValueError,
+    KeyError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+    OSError,
+)
+T = TypeVar("T")
 
 
 class Members(Protocol):
     """A compiled program that can be written as named members."""
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The large constants by digest."""
 
     def members(self) -> dict[str, Buffer]:
         """Return the members by name."""
@@ -57,14 +82,23 @@ def write_package(
     signature: ModelSignature,
     options: Mapping[str, Any],
     artefacts: Mapping[tuple[tuple[str, tuple[int, ...]], ...], Members],
+    variants: Sequence[Members] = (),
     arch: str = "",
 ) -> None:
-    """Write a package atomically; `arch` is the GPU architecture of GPU code."""
+    """Write a package atomically.
+
+    artefacts: the code for each set of shapes. variants: the code for any shape. arch: the GPU
+    architecture of GPU code.
+    """
+    stored = {str(number): artefact for number, artefact in enumerate(artefacts.values())}
+    stored |= {f"{_VARIANT}{number}": variant for number, variant in enumerate(variants)}
     members = {
-        f"{number}/{name}": as_bytes(data)
-        for number, artefact in enumerate(artefacts.values())
+        f"{place}/{name}": as_bytes(data)
+        for place, artefact in stored.items()
         for name, data in artefact.members().items()
     }
+    for artefact in stored.values():
+        members |= {f"{_WEIGHTS}{d}": as_bytes(data) for d, data in artefact.weights.items()}
     manifest = {
         "kind": _KIND,
         "format": FORMAT,
@@ -73,6 +107,7 @@ def write_package(
         "options": dict(options),
         "signature": signature_to_json(signature),
         "shapes": [{name: list(shape) for name, shape in shapes} for shapes in artefacts],
+        "variants": len(variants),
         "members": {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in members.items()
@@ -117,7 +152,9 @@ class Package:
                 {name: tuple(shape) for name, shape in shapes.items()}
                 for shapes in self._manifest["shapes"]
             ]
-            """The input shapes that it holds code for."""
+            """The input shapes that it holds exact code for."""
+            self.variants = int(self._manifest["variants"])
+            """The number of variants of code for any shape."""
             self.options: dict[str, Any] = self._manifest["options"]
         except ConfigError:
             raise
@@ -145,16 +182,36 @@ class Package:
             for shapes in self.shapes
         ]
 
-    def find(self, shapes: Shapes) -> Artefact | GpuArtefact:
-        """Return the program for these input shapes, which must have been compiled."""
+    def find(self, shapes: Shapes) -> Artefact | GpuArtefact | None:
+        """Return the exact program for these input shapes, if it was compiled."""
         if shapes not in self.shapes:
-            raise ConfigError(
-                "the package holds no code for inputs of these shapes",
-                expected="; ".join(map(_listed, self.shapes)),
-                given=_listed(shapes),
-                hint="compile the model for them, or load the model itself",
-            )
-        prefix = f"{self.shapes.index(shapes)}/"
+            return None
+        of: Callable[..., Artefact | GpuArtefact] = Artefact.of
+        if self.arch:
+            from monograph.runtime.gpu.artefact import GpuArtefact
+
+            of = _without_weights(GpuArtefact.of)
+        return self._read(str(self.shapes.index(shapes)), of)
+
+    def find_variant(self, number: int) -> AnyShapeArtefact | None:
+        """Return a variant of the code for any shape, if there are so many."""
+        if number >= self.variants:
+            return None
+        return self._read(f"{_VARIANT}{number}", AnyShapeArtefact.of)
+
+    def no_code(self, shapes: Shapes, misfits: Sequence[str]) -> ConfigError:
+        """Return the error for input shapes that the package has no code for."""
+        held = [*map(_listed, self.shapes), *(f"any shape, but {why}" for why in misfits)]
+        return ConfigError(
+            "the package holds no code for inputs of these shapes",
+            expected="; ".join(held),
+            given=_listed(shapes),
+            hint="compile the model for them, or load the model itself",
+        )
+
+    def _read(self, place: str, of: Callable[[Mapping[str, memoryview], Weights], T]) -> T:
+        """Return what the members under a place hold, after all checks."""
+        prefix = f"{place}/"
         try:
             with zipfile.ZipFile(self._path) as archive:
                 members = {
@@ -162,13 +219,26 @@ class Package:
                     for name, stated in self._manifest["members"].items()
                     if name.startswith(prefix)
                 }
-            if not self.arch:
-                return Artefact.of(members)
-            from monograph.runtime.gpu.artefact import GpuArtefact
-
-            return GpuArtefact.of(members)
+                return of(members, partial(self._weights, archive))
         except _BROKEN as e:
             raise self._damaged(e) from None
+
+    def _weights(self, archive: zipfile.ZipFile, digests: Sequence[str]) -> dict[str, Array]:
+        """Return large constants by digest: those that this process holds, else those stored."""
+        found: dict[str, Array] = {}
+        for digest in digests:
+            held = weight_in_process(digest)
+            if held is None:
+                name = f"{_WEIGHTS}{digest}"
+                stated = self._manifest["members"][name]
+                if stated["sha256"] != digest:
+                    raise ValueError(f"{name} is named after other data")
+                data = np.frombuffer(_checked(archive, name, stated), np.uint8)
+                held = aligned_bytes(data.size + SLACK)[: data.size]
+                held[:] = data
+                share_weight(digest, held)
+            found[digest] = held
+        return found
 
     def check(self, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]) -> None:
         """Raise a ConfigError for options that need other code than the package holds."""
@@ -187,7 +257,8 @@ class Package:
             asked["cpu_isa"] = (config.cpu_isa or compiled["features"], compiled["features"])
             asked["winograd"] = (config.winograd and compiled["winograd"], compiled["winograd"])
             asked["checked"] = (config.checked or compiled["checked"], compiled["checked"])
-        if not any(dims.items() <= sizes.items() for sizes in self.sizes):
+        exact = any(dims.items() <= sizes.items() for sizes in self.sizes)
+        if not exact and not (self.variants and self._opens(dims)):
             asked["dims"] = (_sizes_text(dims), "; ".join(map(_sizes_text, self.sizes)))
         for name, (given, expected) in asked.items():
             if given != expected:
@@ -199,6 +270,11 @@ class Package:
                     if name == "target"
                     else f"leave {name} out{_unset(name)}, or load the model itself",
                 )
+
+    def _opens(self, dims: Mapping[str, int]) -> bool:
+        """Return True if all of these dimensions are open in the model."""
+        ports = (*self._signature.inputs, *self._signature.optional)
+        return dims.keys() <= {d for p in ports for d in p.shape or () if isinstance(d, str)}
 
     def check_device(self, arch: str) -> None:
         """Raise a ConfigError for a device of another architecture than the code's."""
@@ -249,6 +325,12 @@ class Package:
             given=str(self._path),
             hint="compile the model again with `monograph compile`",
         )
+
+
+def _without_weights(
+    of: Callable[[Mapping[str, memoryview]], T],
+) -> Callable[[Mapping[str, memoryview], Weights], T]:
+    return lambda members, _: of(members)
 
 
 def _unset(name: str) -> str:

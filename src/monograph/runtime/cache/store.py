@@ -16,9 +16,10 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,14 +27,18 @@ from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.errors import ModelError, MonographError
 from monograph.frontend.safe_open import open_inside
+from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import (
     FORMAT,
     Artefact,
+    Weights,
     signature_from_json,
     signature_to_json,
 )
 from monograph.runtime.cache.object_cache import DiskCache, make_key, open_cache
+from monograph.runtime.cache.weights import MissingWeightsError, WeightStore
 from monograph.runtime.cpu.threads import choose_threads
+from monograph.runtime.executable import CompiledArtefact
 from monograph.runtime.feeds import ModelSignature
 
 if TYPE_CHECKING:
@@ -149,11 +154,14 @@ def _stamp(handle: int) -> Stamp:
 
 
 _log = logging.getLogger("monograph")
-_MANIFEST = "manifest"
-_BROKEN = (MonographError, ValueError, KeyError, TypeError)
+_MANIFEST, _PACKS = "manifest", "packs"
+_ANY, _NONE = -1, -2
+"""Numbers of no variant: for the claim to compile one, and for the reason why there is none."""
+_BROKEN = (MonographError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
 """Errors that reading members of another format may raise."""
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+T = TypeVar("T")
 
 
 class CacheStore:
@@ -170,6 +178,7 @@ class CacheStore:
             "options": json.dumps(options, sort_keys=True),
             **({"values": json.dumps(source.values)} if source.values else {}),
         }
+        self._weights = WeightStore(cache, self._features, source.digest)
         self._external: ExternalFiles | None = None
         """The external data files; None before they are known."""
 
@@ -218,27 +227,29 @@ class CacheStore:
         self._cache.put(self._key(), {_MANIFEST: json.dumps(manifest).encode()})
 
     @contextmanager
-    def claimed(self, shapes: Shapes, waiting: Callable[[], None]) -> Iterator[bool]:
-        """Compile for these shapes while no other process does; True if another one just has."""
+    def claimed(self, shapes: Shapes | None, waiting: Callable[[], None]) -> Iterator[bool]:
+        """Compile for these shapes while no other process does; True if another one just has.
+
+        shapes: None for code for any shape.
+        """
         if self._external is None:
             yield False
             return
-        with self._cache.claimed(self._program_key(shapes), waiting) as waited:
+        key = self._variant_key(_ANY) if shapes is None else self._program_key(shapes)
+        with self._cache.claimed(key, waiting) as waited:
             yield waited
 
     def find(self, shapes: Shapes) -> Artefact | None:
         """Return the program that was compiled for these input shapes, if any."""
+        return (
+            None if self._external is None else self._read(self._program_key(shapes), Artefact.of)
+        )
+
+    def find_variant(self, number: int) -> AnyShapeArtefact | None:
+        """Return a variant of the code for any shape, if there are so many."""
         if self._external is None:
             return None
-        key = self._program_key(shapes)
-        members = self._cache.get(key)
-        if members is None:
-            return None
-        try:
-            return Artefact.of(members)
-        except _BROKEN:
-            self._cache.forget(key)
-            return None
+        return self._read(self._variant_key(number), AnyShapeArtefact.of)
 
     def keep(self, shapes: Shapes, artefact: Artefact) -> Artefact | None:
         """Store what was compiled for these input shapes; return it as mapped from its file.
@@ -251,8 +262,55 @@ class CacheStore:
             return None
         if self._external is None or not self._external.unchanged():
             return None
-        members = self._cache.put(self._program_key(shapes), artefact.members())
-        return None if members is None else Artefact.of(members)
+        return self._write(self._program_key(shapes), artefact, Artefact.of)
+
+    def keep_variant(self, number: int, artefact: AnyShapeArtefact) -> AnyShapeArtefact | None:
+        """Store a variant of the code for any shape, as `keep` does."""
+        if self._external is None or not self._external.unchanged():
+            return None
+        return self._write(self._variant_key(number), artefact, AnyShapeArtefact.of)
+
+    def exact_reason(self) -> str:
+        """Return why the model has no code for any shape; "" if that is not known."""
+        parts = None if self._external is None else self._cache.get(self._variant_key(_NONE))
+        return "" if parts is None else bytes(parts[_MANIFEST]).decode(errors="replace")
+
+    def keep_exact_reason(self, reason: str) -> None:
+        """Store why the model has no code for any shape, so that nobody compiles it in vain."""
+        if self._external is not None and self._external.unchanged():
+            self._cache.put(self._variant_key(_NONE), {_MANIFEST: reason.encode()})
+
+    def _read(self, key: str, of: Callable[[Mapping[str, memoryview], Weights], T]) -> T | None:
+        members = self._cache.get(key)
+        if members is None:
+            return None
+        try:
+            packs = json.loads(bytes(members[_PACKS]))
+            return of(members, partial(self._weights.find, packs))
+        except MissingWeightsError:
+            return None
+        except _BROKEN:
+            self._cache.forget(key)
+            return None
+
+    def _write(
+        self,
+        key: str,
+        artefact: CompiledArtefact,
+        of: Callable[[Mapping[str, memoryview], Weights], T],
+    ) -> T | None:
+        packs = self._weights.keep(artefact.weights)
+        if packs is None:
+            return None
+        stored = artefact.members() | {_PACKS: json.dumps(packs).encode()}
+        members = self._cache.put(key, stored)
+        if members is None:
+            return None
+        return of(members, partial(self._weights.find, packs, mapped=True))
+
+    def _variant_key(self, number: int) -> str:
+        assert self._external is not None
+        return self._key(variant=str(number), beside=json.dumps(self._external.digests))
 
     def _program_key(self, shapes: Shapes) -> str:
         assert self._external is not None

@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from monograph.codegen.llvm.module.compile import compile_program
+from monograph.codegen.llvm.module.barrier import SIZES
 from monograph.codegen.llvm.module.features import Features
-from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.config import make_config
 from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, Graph
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import Most, SizeExpression, SizeFloor, Symbol
 from monograph.ir.sizes import SizeScope, any_open, described, is_open
-from monograph.program.lowering import lower
+from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
+from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import DiskCache
-from monograph.runtime.cpu.executable import make_layout, object_code, useful_threads
-from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort
+from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort, Workspace
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.progress import Progress, silent
 
@@ -91,28 +90,64 @@ def shape_function(symbols: Sequence[Symbol], wanted: Sequence[SizeExpression]) 
     return ShapeFunction(tuple(symbols), scope["compute"])
 
 
+class AnyShapeExecutable(NativeExecutable):
+    """Code for any shape, bound to one set of sizes.
+
+    The executables of a variant share the memory of their runs, which grows to the largest.
+    """
+
+    def __init__(self, code: AnyShape, layout: Layout, sizes: Array) -> None:
+        program = code.artefact.program
+        super().__init__(layout, code.native, program.constants, program.weights, sizes)
+        self._code = code.native
+        self._free = code.workspaces
+        self._sizes_at = sizes.ctypes.data
+        self._block = code.block
+
+    @property
+    def shared_bytes(self) -> dict[str, int]:
+        """The bytes of all constants: the executables of a variant share the small ones too."""
+        return super().shared_bytes | {self._block: int(self._constants.nbytes)}
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(self.shared_bytes.values())
+
+    def _take(self) -> Workspace:
+        workspace = super()._take()
+        if workspace.arena.size < self.layout.arena_bytes:
+            workspace.grow(self.layout.arena_bytes)
+        workspace.slots[SIZES] = self._sizes_at
+        return workspace
+
+
 class AnyShape:
     """The code of a model for all sizes for which its guards hold."""
 
-    def __init__(
-        self,
-        scope: SizeScope,
-        shapes: Mapping[str, tuple[int, ...]],
-        layout: Layout,
-        code: NativeCode,
-        constants: Array,
-    ) -> None:
-        self.scope, self.layout = scope, layout
-        self._shapes = shapes
-        self._code, self._constants = code, constants
+    def __init__(self, artefact: AnyShapeArtefact) -> None:
+        self.artefact = artefact
+        self.scope, self.layout = artefact.scope, artefact.program.layout
+        self.native = NativeCode(
+            [bytes(o) for o in artefact.program.objects], self.layout.functions
+        )
+        self.workspaces: list[Workspace] = []
+        """The memory of runs that have ended, of any of its shapes."""
+        self.block = f"constants of variant {self.scope.number}"
         wanted: dict[SizeExpression, None] = {}
-        ports = (*layout.inputs, *layout.outputs)
-        for number in (layout.arena_bytes, *(d for p in ports for d in p.shape)):
+        ports = (*self.layout.inputs, *self.layout.outputs)
+        for number in (self.layout.arena_bytes, *(d for p in ports for d in p.shape)):
             if is_open(number):
                 wanted[number.expression] = None
-        self._table = len(scope.table)
+        self._table = len(self.scope.table)
         self._others = {e: self._table + i for i, e in enumerate(wanted)}
-        self._compute = shape_function([*scope.hints], [*scope.table, *wanted])
+        self._compute = shape_function([*self.scope.hints], [*self.scope.table, *wanted])
+
+    def adopt(self, stored: AnyShapeArtefact) -> None:
+        """Take constants and object code from the file that holds them, before any run."""
+        assert not self.workspaces, "workspaces hold the address of the constants"
+        # The layout stays: its sizes are those of the own scope.
+        program = replace(stored.program, layout=self.layout)
+        self.artefact = replace(self.artefact, program=program)
 
     @property
     def guards(self) -> list[str]:
@@ -123,26 +158,38 @@ class AnyShape:
 
     def bind(self, given: Shapes) -> dict[Symbol, int] | None:
         """Return the values of the symbols for inputs of these shapes; None if they do not fit."""
+        values = self._values(given)
+        return values if isinstance(values, dict) and self.scope.holds(values) else None
+
+    def misfit(self, given: Shapes) -> str:
+        """Return why inputs of these shapes need other code; "" if they do not."""
+        values = self._values(given)
+        found = values if isinstance(values, str) else self.scope.broken(values)
+        return (found or "").replace(f"@{self.scope.number}", "")
+
+    def _values(self, given: Shapes) -> dict[Symbol, int] | str:
+        """Return the values of the symbols, or why shapes do not fit the inputs."""
         values: dict[Symbol, int] = {}
-        if given.keys() != self._shapes.keys():
-            return None
+        if given.keys() != self.artefact.shapes.keys():
+            return f"the inputs must be {', '.join(self.artefact.shapes)}"
         for name, shape in given.items():
-            own = self._shapes[name]
+            own = self.artefact.shapes[name]
             if len(own) != len(shape):
-                return None
-            for size, number in zip(own, shape, strict=True):
+                return f"{name} must have rank {len(own)}"
+            for axis, (size, number) in enumerate(zip(own, shape, strict=True)):
                 if not is_open(size):
                     if size != number:
-                        return None
+                        return f"dimension {axis} of {name} is {number}: must be {size}"
                     continue
                 symbol = size.expression.terms[0][0][0]
                 assert isinstance(symbol, Symbol)
+                if not symbol.least <= number <= symbol.most:
+                    return f"{symbol.name} is {number}: must be at least {symbol.least}"
                 if values.setdefault(symbol, number) != number:
-                    return None
-        fits = all(symbol.least <= n <= symbol.most for symbol, n in values.items())
-        return values if fits and self.scope.holds(values) else None
+                    return f"{symbol.name} is {values[symbol]} and {number}: must be one size"
+        return values
 
-    def executable(self, values: Mapping[Symbol, int]) -> NativeExecutable:
+    def executable(self, values: Mapping[Symbol, int]) -> AnyShapeExecutable:
         """Return what runs inputs of these sizes."""
         made = self._compute(values)
 
@@ -167,7 +214,7 @@ class AnyShape:
             outputs=tuple(map(port, self.layout.outputs)),
         )
         table = np.array(made[: self._table], np.int64)
-        return NativeExecutable(layout, self._code, self._constants, table)
+        return AnyShapeExecutable(self, layout, table)
 
 
 def compile_any_shape(
@@ -184,14 +231,19 @@ def compile_any_shape(
 
     Raises UnsupportedError for a graph that is no single native function.
     """
+    # A process that finds its code on disk does not import the compiler.
+    from monograph.codegen.llvm.module.compile import compile_program
+    from monograph.codegen.llvm.module.select import CpuTarget
+    from monograph.program.lowering import lower
+    from monograph.runtime.cpu.executable import make_layout, object_code, useful_threads
+
     lowered = lower(graph, CpuTarget())
     if lowered.split is not None or lowered.states or lowered.in_pairs:
         raise UnsupportedError("code for any shape is one function", given="a program in parts")
-    program = lowered.program
     checked = make_config().checked if checked is None else checked
-    threads = useful_threads(program, threads)
-    module = compile_program(program, features, threads, winograd, checked=checked)
-    layout = make_layout(program, module, threads)
+    threads = useful_threads(lowered.program, threads)
+    module = compile_program(lowered.program, features, threads, winograd, checked=checked)
+    layout = make_layout(lowered.program, module, threads)
     if not layout.whole:
         raise UnsupportedError(
             "code for any shape is one function", given=layout.host_kinds or layout.functions
@@ -200,4 +252,5 @@ def compile_any_shape(
     shapes = {
         name: v.tensor.static for name, v in zip(graph.input_names, graph.inputs, strict=True)
     }
-    return AnyShape(scope, shapes, layout, NativeCode(objects, layout.functions), module.constants)
+    program = Artefact(layout, objects, module.constants, module.weights)
+    return AnyShape(AnyShapeArtefact(scope, shapes, program))

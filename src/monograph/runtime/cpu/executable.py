@@ -32,7 +32,6 @@ from monograph.runtime.cpu.launch import (
     NativeFaultText,
     NativePort,
     Workspace,
-    aligned,
     fresh,
 )
 from monograph.runtime.cpu.native import NativeCode, compile_modules
@@ -62,14 +61,15 @@ class CpuExecutable(NativeExecutable):
         threads: int,
         objects: Sequence[bytes] = (),
     ) -> None:
-        super().__init__(make_layout(program, module, threads), code, module.constants)
+        layout = make_layout(program, module, threads)
+        super().__init__(layout, code, module.constants, module.weights)
         self._objects: Sequence[Buffer] = objects
         self._parts: tuple[Program, Module] | None = (program, module)
         """The program and the module; None after `adopt`."""
 
     def artefact(self) -> Artefact:
         """Return the layout, object code and constants."""
-        return Artefact(self.layout, self._objects, self._constants)
+        return Artefact(self.layout, self._objects, self._constants, self._weights)
 
     def adopt(self, stored: Artefact, compile_again: Callable[[], Executable]) -> None:
         """Take constants and object code from the file that holds them; drop the program.
@@ -81,7 +81,7 @@ class CpuExecutable(NativeExecutable):
         assert self.layout.whole
         assert not self._free, "workspaces hold the address of the constants"
         self._objects = stored.objects
-        self._constants = aligned(stored.constants)
+        self._hold(stored.constants, stored.weights)
         self._parts = None
         self._compile_again = compile_again
 
@@ -208,6 +208,7 @@ def make_layout(program: Program, module: Module, threads: int) -> Layout:
         flops=work.flops,
         moved=work.bytes,
         bounds_checks=module.bounds_checks,
+        weights=tuple(module.weights),
     )
 
 

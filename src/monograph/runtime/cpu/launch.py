@@ -5,7 +5,9 @@ A process that finds its code on disk imports this and no compiler.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from monograph.codegen.llvm.module.barrier import (
     FAULT_BYTES,
     FIRST_PORT,
     SIZES,
+    WEIGHTS,
 )
 from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
@@ -29,6 +32,7 @@ from monograph.runtime.outputs import NOTHING, refuse_unlike, same_memory
 
 ALIGNMENT = 64
 NO_SIZES = np.empty(0, np.int64)
+NO_WEIGHTS: Mapping[str, Array] = MappingProxyType({})
 
 
 def aligned_bytes(count: int) -> Array:
@@ -126,6 +130,8 @@ class Layout:
     """Bytes that the steps of a run read and write."""
     bounds_checks: int = 0
     """Addresses that no proof covers: every run checks them."""
+    weights: tuple[str, ...] = ()
+    """The digests of the large constants, in the order of their table."""
 
     @property
     def whole(self) -> bool:
@@ -136,7 +142,7 @@ class Layout:
 class Workspace:
     """The memory of one run: arena, context, and nothing that another run could see."""
 
-    def __init__(self, layout: Layout, constants: Array, sizes: Array) -> None:
+    def __init__(self, layout: Layout, constants: Array, weights: Array, sizes: Array) -> None:
         self.arena = aligned_bytes(layout.arena_bytes)
         self.arena[:] = 0
         ports = len(layout.inputs) + len(layout.outputs)
@@ -148,7 +154,14 @@ class Workspace:
         self.address = int(self.memory.ctypes.data)
         self.slots[ARENA] = self.arena.ctypes.data
         self.slots[CONSTANTS] = constants.ctypes.data
+        self.slots[WEIGHTS] = weights.ctypes.data
         self.slots[SIZES] = sizes.ctypes.data
+
+    def grow(self, arena_bytes: int) -> None:
+        """Replace the arena by a larger one."""
+        self.arena = aligned_bytes(arena_bytes)
+        self.arena[:] = 0
+        self.slots[ARENA] = self.arena.ctypes.data
 
 
 class NativeExecutable(Executable):
@@ -159,15 +172,21 @@ class NativeExecutable(Executable):
     threads: int = 1
 
     def __init__(
-        self, layout: Layout, code: NativeCode, constants: Array, sizes: Array = NO_SIZES
+        self,
+        layout: Layout,
+        code: NativeCode,
+        constants: Array,
+        weights: Mapping[str, Array] = NO_WEIGHTS,
+        sizes: Array = NO_SIZES,
     ) -> None:
+        """weights: the large constants by digest, in the order of the layout."""
         self.layout = layout
         self.threads = layout.threads
         self.counts = Counts()
         """The counters of runs; a session replaces them by its own."""
         self._code = code
         self._pool = shared_pool()
-        self._constants = aligned(constants)
+        self._hold(constants, weights)
         self._sizes = sizes
         """The table of open sizes; empty for code of one shape."""
         self._free: list[Workspace] = []
@@ -182,6 +201,13 @@ class NativeExecutable(Executable):
         self._whole = self._functions[layout.functions[0]] if layout.whole else None
         if self.threads > 1:
             self._pool.reserve(self.threads)
+
+    def _hold(self, constants: Array, weights: Mapping[str, Array]) -> None:
+        """Take the constants and the addresses of the weights."""
+        assert tuple(weights) == self.layout.weights
+        self._constants = aligned(constants)
+        self._weights = weights
+        self._addresses = np.array([w.ctypes.data for w in weights.values()], np.int64)
 
     def __repr__(self) -> str:
         slots = (self.layout.inputs, self.layout.outputs)
@@ -227,7 +253,12 @@ class NativeExecutable(Executable):
     @property
     def constant_bytes(self) -> int:
         """The bytes of the constants, in the form that kernels read."""
-        return int(self._constants.nbytes)
+        return int(self._constants.nbytes) + sum(self.shared_bytes.values())
+
+    @property
+    def shared_bytes(self) -> dict[str, int]:
+        """The bytes of the large constants by digest; other executables may read them too."""
+        return {digest: int(w.nbytes) for digest, w in self._weights.items()}
 
     def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
         """The outputs for some inputs, as fresh arrays or in those given by name in `out`.
@@ -288,7 +319,7 @@ class NativeExecutable(Executable):
             return self._free.pop()
         except IndexError:
             self.counts.captures = len(self._functions)
-            return Workspace(self.layout, self._constants, self._sizes)
+            return Workspace(self.layout, self._constants, self._addresses, self._sizes)
 
     def _run(self, workspace: Workspace, feeds: Feeds, out: Feeds) -> Outputs:
         bound = self._bind(workspace, feeds)

@@ -30,7 +30,13 @@ from monograph.runtime.counts import Counts, RunCounters, why_staged
 from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dynamic.host_loop import HostLoop
-from monograph.runtime.executable import Executable, Feeds, Outputs, WrappedExecutable
+from monograph.runtime.executable import (
+    Executable,
+    Feeds,
+    Outputs,
+    WrappedExecutable,
+    constant_bytes,
+)
 from monograph.runtime.forking import ForkLock
 from monograph.runtime.outputs import NOTHING, deliver
 from monograph.runtime.progress import Progress, silent
@@ -340,7 +346,11 @@ class StagedExecutable(Executable):
     @property
     def constant_bytes(self) -> int:
         """The bytes of the constants of all stages."""
-        return sum(e.constant_bytes for e in self.stages)
+        return constant_bytes(self.stages)
+
+    @property
+    def shared_bytes(self) -> dict[str, int]:
+        return {digest: n for e in self.stages for digest, n in e.shared_bytes.items()}
 
     @property
     def copies(self) -> int:

@@ -55,6 +55,11 @@ class GpuArtefact:
     def whole(self) -> bool:
         return True
 
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """None: executables of a GPU share constants on the device."""
+        return {}
+
     def members(self) -> dict[str, Buffer]:
         """The members by name."""
         plans = {

@@ -15,10 +15,11 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.features import Features
 
-ARENA, CONSTANTS, SIZES, FIRST_PORT = 0, 1, 2, 3
+ARENA, CONSTANTS, SIZES, WEIGHTS, FIRST_PORT = 0, 1, 2, 3, 4
 """Slots of the context, after the barrier state: pointers to memory, then to each port.
 
-SIZES points to the table of open sizes (see `monograph.ir.sizes`).
+SIZES points to the table of open sizes (see `monograph.ir.sizes`), WEIGHTS to a table of the
+addresses of large constants.
 """
 FAULT_BYTES = 16
 """The bytes of a fault after the slots: an i64 flag, an i64 with the data."""

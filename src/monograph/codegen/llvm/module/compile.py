@@ -23,6 +23,7 @@ from monograph.codegen.llvm.module.barrier import (
     FAULT_BYTES,
     FIRST_PORT,
     SIZES,
+    WEIGHTS,
     build_barrier,
 )
 from monograph.codegen.llvm.module.bounds_checks import SLACK
@@ -111,6 +112,8 @@ class Module:
 
     texts: tuple[str, ...]
     constants: Array
+    weights: dict[str, Array]
+    """Large constants by digest, which other programs of the process may read too."""
     arena_bytes: int
     ports: tuple[Buffer, ...]
     segments: tuple[Segment | Step, ...]
@@ -202,8 +205,7 @@ def _laid_out(kernel: Kernel | None, constants: ConstantLayout) -> Kernel | None
     if kernel is None or not any(isinstance(a, LlvmPacked) for a in kernel.arguments):
         return kernel
     arguments = tuple(
-        LaidOut(constants.add(a.array)) if isinstance(a, LlvmPacked) else a
-        for a in kernel.arguments
+        constants.add(a.array) if isinstance(a, LlvmPacked) else a for a in kernel.arguments
     )
     return replace(kernel, arguments=arguments)
 
@@ -237,7 +239,7 @@ class _Assembler:
         self.ports = tuple(b for b in program.places.buffers if b.kind in (INPUT, OUTPUT))
         self.slot = {b.id: FIRST_PORT + i for i, b in enumerate(self.ports)}
         self.constants = constants
-        self.weights_at: dict[Value, int] = {}
+        self.weights_at: dict[Value, LaidOut] = {}
         self.functions: dict[str, str] = {}
         self.arity: dict[str, int] = {}
         self.declarations: set[str] = set()
@@ -265,9 +267,11 @@ class _Assembler:
                 segments.append(step)
                 self.pending += [(step, clearing) for clearing in self.halos(step)]
         flush()
+        constants, weights = self.constants.finish()
         return Module(
             (*self.kernel_modules(), self.main_module(texts)),
-            self.constants.block(),
+            constants,
+            weights,
             arena + SLACK,
             self.ports,
             tuple(segments),
@@ -377,7 +381,7 @@ class _Assembler:
         """The pointer that a kernel gets for one of its arguments."""
         argument = kernel.arguments[position]
         if isinstance(argument, LaidOut):
-            return b.offset(load(CONSTANTS), argument.offset)
+            return self.constant(b, load, argument)
         if isinstance(argument, LlvmScratch):
             return b.offset(load(ARENA), self.offsets[self.scratch[step.index, position]])
         if isinstance(argument, Sync):
@@ -394,11 +398,17 @@ class _Assembler:
         if buffer.kind == TEMPORARY:
             return b.offset(load(ARENA), self.offsets[buffer.id])
         if buffer.kind == CONSTANT:
-            return b.offset(load(CONSTANTS), self.weights(argument))
+            return self.constant(b, load, self.weights(argument))
         return load(self.slot[buffer.id])
 
-    def weights(self, value: Value) -> int:
-        """The offset of a constant of the graph."""
+    def constant(self, b: Builder, load: Callable[[int], Reg], place: LaidOut) -> Reg:
+        """The pointer to a constant; that of a shared one is in the table of weights."""
+        if place.weight < 0:
+            return b.offset(load(CONSTANTS), place.offset)
+        return b.load("ptr", b.offset(load(WEIGHTS), 8 * place.weight), 8)
+
+    def weights(self, value: Value) -> LaidOut:
+        """The place of a constant of the graph."""
         if value not in self.weights_at:
             data = known(value)
             assert data is not None

@@ -26,9 +26,10 @@ class LlvmPacked:
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A packed constant with its offset among the program's constants."""
+    """A constant: its offset in the program's block, or its number among the shared weights."""
 
     offset: int
+    weight: int = -1
 
 
 @dataclass(frozen=True)

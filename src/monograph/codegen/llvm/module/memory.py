@@ -20,9 +20,21 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.shared_weights import (
+    SHARED_BYTES,
+    share_weight,
+    weight_in_process,
+)
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.bounds_checks import Extent
-from monograph.codegen.llvm.module.kernel import NAME, Kernel, LlvmScratch, finished, share
+from monograph.codegen.llvm.module.kernel import (
+    NAME,
+    Kernel,
+    LaidOut,
+    LlvmScratch,
+    finished,
+    share,
+)
 from monograph.ir import Array, Value
 from monograph.ir.sizes import any_open, is_open
 from monograph.program.index import strides_of
@@ -45,34 +57,31 @@ _COLLAPSE = 25
 """Linux's MADV_COLLAPSE, which the standard library does not name yet."""
 
 
-class ConstantLayout:
-    """Lays constant data out, and returns its offsets.
+class GrowingBlock:
+    """Constant data in one block, each once. The block grows in place.
 
-    Data is identified by its bytes, so equal packed data is stored once. The block grows in place:
-    packed weights are as large as the model, and there is never a second copy of them.
+    Packed weights are as large as the model, and there is never a second copy of them.
     """
 
     def __init__(self, slack: int) -> None:
         self._slack = slack
         self._size = 0
-        self._at: dict[object, int] = {}
+        self._at: dict[str, int] = {}
         self._memory = mmap.mmap(-1, _FIRST, **_PRIVATE)
 
-    def add(self, data: Array) -> int:
-        """The offset of constant data."""
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        key = (raw.size, hashlib.blake2b(raw.data, digest_size=32).digest())
-        if key in self._at:
-            return self._at[key]
-        at = self._at[key] = self._size
+    def add(self, digest: str, raw: Array) -> int:
+        """Return the offset of data, which its digest identifies."""
+        if digest in self._at:
+            return self._at[digest]
+        at = self._at[digest] = self._size
         self._size += -(-max(raw.size, 1) // ALIGNMENT) * ALIGNMENT
         if self._size > len(self._memory):
             self._resize(2 * self._size)
         self._memory[at : at + raw.size] = raw.data
         return at
 
-    def block(self) -> Array:
-        """Return all constants in one block that starts at a page; none can be added later."""
+    def finish(self) -> Array:
+        """Return the block, which starts at a page; nothing can be added later."""
         size = self._size + self._slack
         self._resize(size)
         _on_large_pages(self._memory)
@@ -86,6 +95,48 @@ class ConstantLayout:
             kept = min(size, len(self._memory))
             moved[:kept] = self._memory[:kept]
             self._memory = moved
+
+
+class ConstantLayout:
+    """Lays constant data out: small data in a block of the program, large data as weights.
+
+    Data is identified by its bytes. Programs of one model for several shapes share the weights.
+    """
+
+    def __init__(self, slack: int) -> None:
+        self._own, self._new = GrowingBlock(slack), GrowingBlock(slack)
+        """The small data, and the weights that no other program holds."""
+        self._weights: dict[str, tuple[int, int] | Array] = {}
+        """By digest: the range in the block of weights, or the copy of another program."""
+        self._numbers: dict[str, int] = {}
+
+    def add(self, data: Array) -> LaidOut:
+        """Return the place of constant data."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        digest = hashlib.sha256(raw.data).hexdigest()
+        if raw.size < SHARED_BYTES:
+            return LaidOut(self._own.add(digest, raw))
+        if digest not in self._weights:
+            found = weight_in_process(digest)
+            if found is None:
+                at = self._new.add(digest, raw)
+                self._weights[digest] = at, at + raw.size
+            else:
+                self._weights[digest] = found
+            self._numbers[digest] = len(self._numbers)
+        return LaidOut(0, self._numbers[digest])
+
+    def finish(self) -> tuple[Array, dict[str, Array]]:
+        """Return the block of small data, and the weights by digest; nothing can be added later."""
+        block = self._new.finish()
+        weights: dict[str, Array] = {}
+        for digest, place in self._weights.items():
+            if isinstance(place, tuple):
+                weights[digest] = block[slice(*place)]
+                share_weight(digest, weights[digest])
+            else:
+                weights[digest] = place
+        return self._own.finish(), weights
 
 
 def _on_large_pages(memory: mmap.mmap) -> None:

@@ -1,0 +1,96 @@
+"""Large constants on disk, once for all programs of a model. Shapes and processes share them.
+
+A *pack* is a cache entry with the weights that one program was the first to need; parts are named
+by the digests of their bytes. An index of the model tells which pack has which weight. A program
+names its packs, so an index that is lost costs disk space and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from monograph.codegen.common.shared_weights import share_weight, weight_in_process
+from monograph.codegen.llvm.module.bounds_checks import SLACK
+from monograph.codegen.llvm.module.features import Features
+from monograph.ir import Array
+from monograph.runtime.cache.object_cache import DiskCache, make_key
+
+_INDEX, _SLACK = "index", "slack"
+_mapped: weakref.WeakValueDictionary[str, Array] = weakref.WeakValueDictionary()
+"""The weights that this process has mapped from files, by digest."""
+
+
+class MissingWeightsError(Exception):
+    """A pack that a program needs is not on disk any more."""
+
+
+class WeightStore:
+    """The weights of one model in a cache on disk."""
+
+    def __init__(self, cache: DiskCache, features: Features, model: str) -> None:
+        """model: the digest of the model file."""
+        self._cache = cache
+        self._features = features
+        self._index_key = make_key(features, weights=model)
+
+    def keep(self, weights: Mapping[str, Array]) -> dict[str, str] | None:
+        """Store the weights that are not on disk; return the pack of each, None if it fails."""
+        known = self._index() if weights else {}
+        packs = {d: known[d] for d in weights if d in known and self._cache.touch(known[d])}
+        new = {d: w for d, w in weights.items() if d not in packs}
+        if not new:
+            return packs
+        pack = make_key(self._features, pack=hashlib.sha256(" ".join(new).encode()).hexdigest())
+        # Vectors may read beyond the last weight.
+        parts = self._cache.put(pack, {**new, _SLACK: bytes(SLACK)})
+        if parts is None:
+            return None
+        _share(parts, new)
+        packs |= dict.fromkeys(new, pack)
+        self._cache.put(self._index_key, {_INDEX: json.dumps(known | packs).encode()})
+        return packs
+
+    def find(
+        self, packs: Mapping[str, str], digests: Sequence[str], mapped: bool = False
+    ) -> dict[str, Array]:
+        """Return weights by digest: those of this process, else those of their packs.
+
+        mapped: return those of files only.
+        """
+        held: dict[str, Array] = {}
+        for digest in digests:
+            found = held.get(digest, _mapped.get(digest))
+            if found is None and not mapped:
+                found = weight_in_process(digest)
+            if found is None:
+                parts = self._cache.get(packs[digest])
+                if parts is None:
+                    raise MissingWeightsError(packs[digest])
+                own = [d for d in digests if packs[d] == packs[digest] and d not in held]
+                held |= _share(parts, own)
+                found = held[digest]
+            held[digest] = found
+        return {d: held[d] for d in digests}
+
+    def _index(self) -> dict[str, str]:
+        parts = self._cache.get(self._index_key)
+        try:
+            found = {} if parts is None else json.loads(bytes(parts[_INDEX]))
+            return {str(digest): str(pack) for digest, pack in found.items()}
+        except (ValueError, KeyError, AttributeError):
+            self._cache.forget(self._index_key)
+            return {}
+
+
+def _share(parts: Mapping[str, memoryview], digests: Iterable[str]) -> dict[str, Array]:
+    """Return weights that were mapped from a file, and let programs of this process use them."""
+    made = {d: np.frombuffer(parts[d], np.uint8) for d in digests}
+    for digest, data in made.items():
+        _mapped[digest] = data
+        share_weight(digest, data)
+    return made
