@@ -202,15 +202,15 @@ RANGES: dict[str, tuple[Array, ...]] = {
     "erf": (spread_out(-4.5, 4.5, 30_000), floats(TINY, HUGE, 10_000)),
     "sigmoid": (spread_out(-87, 87), floats(TINY, 80.0, 50_000)),
     "silu": (spread_out(-80, 87), floats(2.0**-100, 80.0, 50_000)),
-    "tan": (spread_out(-100, 100, 10_000),),
+    "tan": (spread_out(-100, 100, 10_000), floats(TINY, 2e5, 10_000), floats(1e3, 1e9, 1_000)),
     "asin": (spread_out(-1, 1, 10_000), floats(TINY, 1.0, 10_000)),
     "acos": (spread_out(-1, 1, 10_000), floats(TINY, 1.0, 10_000)),
     "atan": (spread_out(-100, 100, 10_000), floats(TINY, HUGE, 10_000)),
-    "sinh": (spread_out(-80, 80, 10_000),),
-    "cosh": (spread_out(-80, 80, 10_000),),
-    "asinh": (floats(1e-9, 1e9, 5_000),),
-    "acosh": (np.abs(floats(1, 1e9, 5_000)),),
-    "atanh": (spread_out(-1, 1, 10_000),),
+    "sinh": (spread_out(-80, 80, 10_000), floats(TINY, 88.0, 10_000)),
+    "cosh": (spread_out(-80, 80, 10_000), floats(TINY, 88.0, 10_000)),
+    "asinh": (floats(TINY, HUGE, 20_000), floats(2.0**-14, 2.0**-10, 5_000)),
+    "acosh": (np.abs(floats(1, HUGE, 10_000)), spread_out(1, 1.001, 10_000)),
+    "atanh": (spread_out(-1, 1, 10_000), floats(TINY, 1.0, 10_000)),
 }
 
 
@@ -226,6 +226,22 @@ def test_accuracy(name: str, features: Features, record_property: Any) -> None:
     worst = int(off.argmax())
     record_property("ulp", float(off[worst]))
     assert off[worst] <= within(name, features), f"{op} of {x[worst]} is {off[worst]:.2f} ulp off"
+
+
+@pytest.mark.parametrize("features", SETS)
+def test_accuracy_of_powers(features: Features) -> None:
+    rng = np.random.default_rng(5)
+    x = np.exp(rng.uniform(-80, 80, 20_000)).astype(np.float32)
+    x = np.concatenate([x, spread_out(0.9, 1.1, 5_000), floats(TINY, HUGE, 5_000)])
+    most = 85 / np.maximum(np.abs(np.log(np.abs(x.astype(np.float64)))), 1e-4)
+    y = (rng.uniform(-1, 1, len(x)) * most).astype(np.float32)
+    y[::3] = np.rint(y[::3])
+    given = run(Case.of(Pow(), f32, [x, y], features.lanes(32)), features)
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.float64), y.astype(np.float64))
+    off = errors(given, exact)
+    worst = int(off.argmax())
+    assert off[worst] <= within("pow", features), f"{x[worst]} ** {y[worst]} is {given[worst]}"
 
 
 @pytest.mark.parametrize("features", SETS)

@@ -2,14 +2,14 @@
 
 Common functions are inline and work on all lanes at once: a reduction of the argument and a
 polynomial (or a quotient of two) fitted to the least maximal relative error, with coefficients
-rounded to f32. All others use f64 and the C library, lane by lane.
+rounded to f32. Others use polynomials in f64 (`wide_math`), or the C library, lane by lane.
 
 Inline functions treat denormal arguments as zero, and results below 2^-125 may be zero. Maximal
 errors in units in the last place, measured over tens of millions of arguments each and checked by
 tests:
 
 exp 1.5   log 1   sigmoid 2.5   tanh 3   erf 5.5 (7 without FMA)   sin, cos 2.5 to |x| = 10000
-asin, acos, atan 0.51 (polynomials in f64)   tanh of f64 2.5
+functions of `wide_math` 0.51   tanh of f64 2.5
 
 `normal` has an absolute error of at most 3 * 2^-24; its relative error is 10^-4 down to x = -4, and
 2 * 10^-3 to -6.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 
+from monograph.codegen.common import wide_math
 from monograph.codegen.common.registers import Arith, Reg
 
 # Adding this to a float below 2^22 leaves its nearest whole number in the low bits.
@@ -26,9 +27,6 @@ _ROUNDER = 1.5 * 2.0**23
 _LN2_HIGH, _LN2_LOW = 0.693359375, math.log(2) - 0.693359375
 """ln 2 in two parts; the first has so few bits that its product with an exponent is exact."""
 _SMALLEST = 2.0**-126
-_WIDE_ROUNDER = 1.5 * 2.0**52
-_WIDE_LN2_HIGH, _WIDE_LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-"""The same for f64."""
 
 # e^r for |r| <= ln(2) / 2; relative error 2^-28.2
 _EXP = (
@@ -55,14 +53,12 @@ def _reduced(a: Arith, x: Reg, offset: int) -> tuple[Reg, Reg]:
 
     The power is right while its exponent is, or 0 where that is -127.
     """
-    wide = x.element == "double"
     # The low bits of the sum are a biased exponent, as in a float.
-    rounder = (_WIDE_ROUNDER + 1023 if wide else _ROUNDER + 127) + offset
-    high, low = (_WIDE_LN2_HIGH, _WIDE_LN2_LOW) if wide else (_LN2_HIGH, _LN2_LOW)
+    rounder = _ROUNDER + 127 + offset
     shifted = a.fma(x, 1 / math.log(2), rounder)
     n = a.sub(shifted, rounder)
-    r = a.fma(n, -low, a.fma(n, -high, x))
-    return a.floats(a.op("shl", a.bits(shifted), 52 if wide else 23), x.element), r
+    r = a.fma(n, -_LN2_LOW, a.fma(n, -_LN2_HIGH, x))
+    return a.floats(a.op("shl", a.bits(shifted), 23)), r
 
 
 # log(1 + f) = f - f^2 / 2 + f^3 P(f) for sqrt(1/2) <= 1 + f <= sqrt(2); relative error 2^-27.3
@@ -108,20 +104,6 @@ _EXP_REST = (
     0.008366533555090427,
     0.0013882518978789449,
 )
-# The same in f64; relative error 2^-60
-_WIDE_EXP_REST = (
-    0.5,
-    0.1666666666666667,
-    0.04166666666666667,
-    0.008333333333326141,
-    0.0013888888888883752,
-    0.00019841269874800493,
-    2.4801587325533363e-05,
-    2.7557255425746435e-06,
-    2.7557273661348637e-07,
-    2.510520637395701e-08,
-    2.0914679376583935e-09,
-)
 _TANH_END, _WIDE_TANH_END = 9.1, 22.0
 """From here on tanh is 1: e^2x + 1 and e^2x - 1 are the same number."""
 
@@ -151,8 +133,8 @@ def tanh(a: Arith, x: Reg) -> Reg:
     wide = x.element == "double"
     y = a.at_most(a.abs(x), _WIDE_TANH_END if wide else _TANH_END)
     # Near 0 the power is 1, so that subtracting 1 cancels nothing.
-    power, r = _reduced(a, a.add(y, y), 0)
-    rest = a.fma(a.mul(r, r), a.polynomial(r, _WIDE_EXP_REST if wide else _EXP_REST), r)
+    power, r = wide_math.reduced(a, a.add(y, y)) if wide else _reduced(a, a.add(y, y), 0)
+    rest = a.fma(a.mul(r, r), a.polynomial(r, wide_math.EXP_REST if wide else _EXP_REST), r)
     less_one = a.fma(power, rest, a.sub(power, 1.0))
     return a.copysign(a.div(less_one, a.add(less_one, 2.0)), x)
 
@@ -237,68 +219,6 @@ def _wave(a: Arith, x: Reg, name: str, quarters: int) -> Reg:
     return a.unless(far, usual, lambda: libm(a, name, x))
 
 
-# With z = s^2: asin s = s + s z P(z) for s <= 1/2, error 2^-31; atan s = s + s z P(z) for s <= 1,
-# error 2^-34
-_ASIN = (
-    0.166666598718861,
-    0.07500510916969128,
-    0.04451572049490973,
-    0.03181760932376247,
-    0.014402614970061817,
-    0.03756518838065807,
-)
-_ATAN = (
-    -0.3333333223521501,
-    0.19999932192679906,
-    -0.14284250787301905,
-    0.11095201804408304,
-    -0.08988788987789714,
-    0.07269375168524062,
-    -0.054704316126920824,
-    0.03470445263930446,
-    -0.016471304324597,
-    0.004999252817694899,
-    -0.0007112932174419404,
-)
-
-
-def asin(a: Arith, x: Reg) -> Reg:
-    """asin x in f64; beyond 1/2 it is pi/2 - 2 asin(sqrt((1 - x) / 2))."""
-    wide = a.convert("fpext", x, "double")
-    large, angle = _half_angle(a, a.abs(wide))
-    found = a.select(large, a.fma(angle, -2.0, math.pi / 2), angle)
-    return a.convert("fptrunc", a.copysign(found, wide), "float")
-
-
-def acos(a: Arith, x: Reg) -> Reg:
-    """acos x in f64; beyond 1/2 it is 2 asin(sqrt((1 - x) / 2))."""
-    wide = a.convert("fpext", x, "double")
-    large, angle = _half_angle(a, a.abs(wide))
-    above = a.select(large, a.add(angle, angle), a.sub(a.number(math.pi / 2, wide), angle))
-    below = a.sub(a.number(math.pi, wide), above)
-    return a.convert("fptrunc", a.select(a.compare("olt", wide, 0.0), below, above), "float")
-
-
-def _half_angle(a: Arith, y: Reg) -> tuple[Reg, Reg]:
-    """Return whether y > 1/2, and asin y, or asin(sqrt((1 - y) / 2)) there. NaN beyond 1."""
-    large = a.compare("ogt", y, 0.5)
-    z = a.select(large, a.fma(y, -0.5, 0.5), a.mul(y, y))
-    s = a.select(large, a.b.intrinsic("sqrt", z), y)
-    return large, a.fma(a.mul(s, z), a.polynomial(z, _ASIN), s)
-
-
-def atan(a: Arith, x: Reg) -> Reg:
-    """atan x in f64; beyond 1 it is pi/2 - atan(1 / x)."""
-    wide = a.convert("fpext", x, "double")
-    y = a.abs(wide)
-    large = a.compare("ogt", y, 1.0)
-    s = a.select(large, a.div(1.0, y), y)
-    z = a.mul(s, s)
-    angle = a.fma(a.mul(s, z), a.polynomial(z, _ATAN), s)
-    found = a.select(large, a.sub(a.number(math.pi / 2, wide), angle), angle)
-    return a.convert("fptrunc", a.copysign(found, wide), "float")
-
-
 INLINE = {
     "exp": exp,
     "log": log,
@@ -310,13 +230,6 @@ INLINE = {
     "cos": cos,
 }
 """The functions of f32 that are inline."""
-BY_LANE = {
-    ("asin", "float"): asin,
-    ("acos", "float"): acos,
-    ("atan", "float"): atan,
-    ("tanh", "double"): tanh,
-}
-"""Further functions that are inline where calls go lane by lane; all others are the library's."""
 
 
 def libm(a: Arith, name: str, *operands: Reg) -> Reg:
@@ -324,6 +237,14 @@ def libm(a: Arith, name: str, *operands: Reg) -> Reg:
     wide = [a.convert("fpext", x, "double") for x in operands]
     result = a.each_lane(lambda *one: a.b.call(name, "double", *one), *wide)
     return a.convert("fptrunc", result, operands[0].element)
+
+
+def power(a: Arith, x: Reg, y: Reg) -> Reg:
+    """x^y of floats."""
+    if not a.calls_by_lane or x.element != "float":
+        return libm(a, "pow", x, y)
+    wide = wide_math.power(a, *(a.convert("fpext", z, "double") for z in (x, y)))
+    return a.convert("fptrunc", wide, "float")
 
 
 def floored(a: Arith, rest: Reg, y: Reg) -> Reg:
@@ -338,8 +259,13 @@ def function(a: Arith, name: str, x: Reg) -> Reg:
     """A function of one float, inline where that is possible."""
     if x.element == "float" and name in INLINE:
         return INLINE[name](a, x)
-    if a.calls_by_lane and (name, x.element) in BY_LANE:
-        return BY_LANE[name, x.element](a, x)
+    if a.calls_by_lane and (name, x.element) == ("tanh", "double"):
+        return tanh(a, x)
+    if a.calls_by_lane and x.element == "float" and name in wide_math.IN_F64:
+        wide = wide_math.IN_F64[name](a, a.convert("fpext", x, "double"))
+        return a.convert("fptrunc", wide, "float")
+    if a.calls_by_lane and (name, x.element) == ("tan", "float"):
+        return wide_math.tan(a, x, lambda: libm(a, name, x))
     if name == "sigmoid":
         return a.div(1.0, a.add(libm(a, "exp", a.neg(x)), 1.0))
     if name == "normal":

@@ -80,7 +80,7 @@ class RegisterScalars(ScalarBuilder):
                 result = self.mul(result, x)
             return result
         p, q = self._same_lanes(x, y)
-        return Scalar(mathlib.libm(self.a, "pow", p, q), x.dtype)
+        return Scalar(mathlib.power(self.a, p, q), x.dtype)
 
     def min(self, x: Scalar, y: Scalar) -> Scalar:
         return self._extreme("min", "olt", x, y)
