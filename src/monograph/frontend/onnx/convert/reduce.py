@@ -16,9 +16,11 @@ from monograph.frontend.onnx.convert.common import (
     softmax,
     widened,
 )
+from monograph.frontend.onnx.convert.index import along
 from monograph.frontend.onnx.node import Node, converter
+from monograph.frontend.onnx.sizes import iota, size_of
 from monograph.ir import Op, Value, constant
-from monograph.ir.dtype import f64, i32
+from monograph.ir.dtype import f64
 from monograph.ops import elementwise as ew
 from monograph.ops import reduce as rd
 from monograph.ops import shape as sh
@@ -188,8 +190,9 @@ def hardmax(n: Node) -> Value:
     flat, axis = x, axes[0] if axes else 0
     if len(axes) != 1:
         flat = sh.Reshape((*(sh.COPY for _ in range(axis)), sh.INFER))(x)
-    largest = ew.Equal()(flat, rd.ReduceMax((axis,), keep=True)(flat))
-    nth = rd.CumSum(axis)(cast(largest, i32))
-    first = ew.And()(largest, ew.Equal()(nth, scalar(1, nth)))
+    if flat.tensor.dim(axis) == 0:
+        return x
+    places = along(iota(size_of(flat, axis)), axis, flat.tensor.rank)
+    first = ew.Equal()(places, rd.ArgMax(axis, keep=True)(flat))
     result = cast(first, x.dtype)
     return result if flat is x else reshape_like(result, x)
