@@ -13,7 +13,8 @@ from typing import Any
 from monograph.ir import Graph, Op, Value, known
 from monograph.ir.dtype import i32
 from monograph.ir.sizes import hint_of
-from monograph.ops.image import CROP, taps, used_taps
+from monograph.ops.conv import DeformConv
+from monograph.ops.image import CROP, GridSample, taps, used_taps
 from monograph.ops.linear import Dot
 from monograph.ops.pool import AveragePool, LpPool, MaxPool, Pool
 from monograph.ops.resize import LINEAR, NEAREST, STRETCH, Resize
@@ -21,6 +22,7 @@ from monograph.ops.roi import RoiAlign
 from monograph.ops.shape import Transpose
 from monograph.ops.window import CHANNELS_FIRST, CHANNELS_LAST
 from monograph.program.fusion.op_classes import Copy, is_native
+from monograph.program.legalise.sampling import MANY_CHANNELS, split_sampling
 from monograph.rewrite import Reject
 from monograph.rules.quantised import dot_of_data
 
@@ -31,27 +33,25 @@ LESS = 0.6
 def split_axes(graph: Graph) -> Graph:
     """Replace pools and interpolations over several axes by ops over one axis each.
 
-    Pools read channels that are contiguous.
+    Pools and reads between pixels read channels that are contiguous.
     """
 
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         if not inputs:
             return old
         new = old.op(*inputs)
-        if not isinstance(new.op, (Pool, Resize, RoiAlign)):
+        if not isinstance(new.op, (DeformConv, GridSample, Pool, Resize, RoiAlign)):
             return new
         both = (new, *inputs)
         if not all(map(is_native, both)) or any(0 in v.tensor.static for v in both):
             return new
+        if isinstance(new.op, (DeformConv, GridSample)):
+            return split_sampling(new)
         if isinstance(new.op, RoiAlign):
             return _with_channels_together(new)
         return _channels_last(new) or _axis_by_axis(new) or new
 
     return graph.rebuild(rebuilt)
-
-
-MANY_CHANNELS = 4
-"""With this many channels, vectors of channels repay the copies that put them side by side."""
 
 
 def _channels_last(value: Value) -> Value | None:

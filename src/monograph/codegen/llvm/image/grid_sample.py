@@ -1,51 +1,33 @@
-"""Grid sampling and deformable convolution: images read at positions that are data, in f64."""
+"""Images read at positions that are data: places and weights in f64, vectors of channels."""
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
+from functools import partial
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.common.scalar_functions import combined, neighbours, number
+from monograph.codegen.common.scalar_functions import neighbours, number
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pixel, strided_view
-from monograph.codegen.llvm.module.kernel import (
-    Kernel,
-    KernelContext,
-    LlvmScratch,
-    kernel_for,
-    pointers,
-)
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, pointers
 from monograph.ir import Value
-from monograph.ir.dtype import f64
-from monograph.ops.conv import DeformConv
-from monograph.ops.image import (
-    LINEAR,
-    MIRROR,
-    REFLECT,
-    ZEROS,
-    GridSample,
-)
+from monograph.ir.dtype import f32, f64
+from monograph.ops.image import MIRROR, REFLECT
 from monograph.ops.scalar import Scalar
-from monograph.program.index import strides_of
+from monograph.program.legalise.sampling import CORNERS, PIXELS, ReadBetween
 from monograph.program.memory.strided import strided
 
-
-def serves(value: Value) -> bool:
-    """Return True if these kernels compute a value."""
-    if not isinstance(value.op, (GridSample, DeformConv)):
-        return False
-    return 0 not in value.inputs[0].tensor.static
+VECTORS = 2
+"""Vectors of channels that are computed together."""
 
 
-@kernel_for(GridSample, DeformConv, when=serves, readable=strided_view)
-def sampling(context: KernelContext) -> Kernel:
-    """Generate a kernel for an op that samples, and its epilogue."""
-    anchor = context.anchor
-    made = _GridSample(context) if isinstance(anchor.op, GridSample) else _DeformConv(context)
-    return made.emit()
+@kernel_for(ReadBetween, readable=strided_view)
+def read_between(context: KernelContext) -> Kernel:
+    """Generate a kernel for reads between pixels, and its epilogue."""
+    return _ReadBetween(context).emit()
 
 
 class ElementReader:
@@ -105,148 +87,92 @@ def _within(s: LlvmScalars, at: Reg, size: int, outside: str) -> Reg:
     return s.a.select(b.compare("slt", folded, Reg(str(size), "i64")), folded, turned)
 
 
-def weighted(
-    s: LlvmScalars,
-    reader: ElementReader,
-    value: Value,
-    lead: list[Int],
-    axes: list[list[tuple[Reg, Scalar]]],
-) -> Scalar:
-    """The sum over all combinations of taps."""
-    return combined(s, axes, lambda places: reader.wide(value, [*lead, *places]))
-
-
-class _Sampling:
-    """The common base of sampling kernels: arguments, readers, a loop over the result."""
+class _ReadBetween:
+    """Reads between pixels: places and weights once for each, then vectors of channels."""
 
     def __init__(self, context: KernelContext) -> None:
         anchor = context.anchor
-        self.context, self.anchor = context, anchor
-        self.shape = anchor.tensor.static
+        assert isinstance(anchor.op, ReadBetween)
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        self.x, *self.places = anchor.inputs
+        found = strided(self.x, context.program.places.storage)
+        assert found is not None
+        self.found = found
+        # Integers and f64 are interpolated in f64.
+        self.wide = f32 if self.x.dtype.is_float and self.x.dtype != f64 else f64
+        lanes = context.features.lanes(self.wide.bits) if found.strides[-1] == 1 else 1
+        self.runs = blocks(self.x.tensor.static[-1], lanes, VECTORS)
 
     def emit(self) -> Kernel:
         context, region = self.context, self.context.step.region
         context.add(*region.inputs, *region.outputs)
-        self.prepare()
         b = self.b = context.builder()
         self.s = LlvmScalars(b, context.features)
         self.reader = ElementReader(context, b, self.s)
         self.epilogue = Epilogue(context, b)
-        self.begin()
-        one = blocks(1, 1, 1)
-        each_pixel(b, context.threads, self.shape[0], self.shape[2:], one, self.unit)
+        count, *places = self.places[0].tensor.static
+        each_pixel(b, context.threads, count, places, blocks(1, 1, 1), self._pixel)
         return context.finish(b)
 
-    def prepare(self) -> None:
-        """Request more arguments."""
-
-    def begin(self) -> None:
-        """Emit code before the loop."""
-
-    def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
-        raise NotImplementedError
-
-    def store(self, n: Int, c: Int, place: list[Int], total: Scalar) -> None:
-        result = self.s.cast(total, self.anchor.dtype)
-        self.epilogue.store([n, c, *place], result.reg, 1)
-
-
-class _GridSample(_Sampling):
-    def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
-        op, s = self.anchor.op, self.s
-        assert isinstance(op, GridSample)
-        x, grid = self.anchor.inputs
-        sizes = x.tensor.static[2:]
-        turned = MIRROR if op.align_corners and op.outside == REFLECT else op.outside
-        axes = []
-        for i, size in enumerate(sizes):
-            g = self.reader.wide(grid, [n, *place, len(sizes) - 1 - i])
-            g = s.add(g, number(s, 1))
-            if op.align_corners:
-                at = s.mul(s.div(g, number(s, 2)), number(s, size - 1))
-            else:
-                at = s.div(s.sub(s.mul(g, number(s, size)), number(s, 1)), number(s, 2))
-            axes.append(taps(s, at, size, op.mode, turned))
-
-        def channel(c: Int, _: list[Reg]) -> None:
-            self.store(n, c, place, weighted(s, self.reader, x, [n, c], axes))
-
-        self.b.loop(0, self.shape[1], 1, channel)
-
-
-class _DeformConv(_Sampling):
-    """Deformable convolution: all windows at a position are read into memory, then multiplied."""
-
-    def prepare(self) -> None:
-        op = self.anchor.op
-        assert isinstance(op, DeformConv)
-        self.op = op
-        self.x, self.w, self.offset, *self.mask = self.anchor.inputs
-        self.channels = self.x.tensor.static[1]
-        self.kernel = self.w.tensor.static[2:]
-        self.terms = math.prod(self.kernel)
-        self.size = self.channels * self.terms * 8
-        self.scratch = self.context.argument(LlvmScratch(self.size * self.context.threads))
-
-    def begin(self) -> None:
-        b = self.b
-        own = b.mul(b.arguments["tid"], self.size)
-        self.columns = b.offset(b.arguments[f"p{self.scratch}"], own)
-
-    def unit(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
-        b, groups = self.b, self.op.offset_groups
-
-        def group(g: Int, _: list[Reg]) -> None:
-            b.loop(0, self.terms, 1, lambda t, _: self._read(n, g, t, place))
-
-        b.loop(0, groups, 1, group)
-        b.loop(0, self.shape[1], 1, lambda o, _: self._multiply(n, o, place))
-
-    def _tap(self, t: Int) -> list[Int]:
-        """The index of a tap in the kernel, from its number."""
-        b = self.b
-        strides = strides_of(self.kernel)
-        return [b.mod(b.div(t, s), k) for s, k in zip(strides, self.kernel, strict=True)]
-
-    def _read(self, n: Int, g: Int, t: Int, place: list[Int]) -> None:
-        """Read one tap of all channels of an offset group."""
-        b, s, op = self.b, self.s, self.op
-        entry = b.add(b.mul(g, self.terms), t)
-        axes = []
-        for axis, k in enumerate(self._tap(t)):
-            channel = b.add(b.mul(entry, len(self.kernel)), axis)
-            moved = self.reader.wide(self.offset, [n, channel, *place])
-            start = b.add(b.mul(place[axis], op.strides[axis]), -op.pads_begin[axis])
-            at = s.add(moved, float_of(s, b.add(start, b.mul(k, op.dilations[axis]))))
-            axes.append(taps(s, at, self.x.tensor.static[2 + axis], LINEAR, ZEROS))
-        scale = [self.reader.wide(m, [n, entry, *place]) for m in self.mask]
-        share = self.channels // op.offset_groups
-
-        def channel_of(i: Int, _: list[Reg]) -> None:
-            c = b.add(b.mul(g, share), i)
-            total = weighted(s, self.reader, self.x, [n, c], axes)
-            for factor in scale:
-                total = s.mul(total, factor)
-            where = b.add(b.mul(c, self.terms), t)
-            b.store(total.reg, b.offset(self.columns, b.mul(where, 8)), 8)
-
-        b.loop(0, share, 1, channel_of)
-
-    def _multiply(self, n: Int, o: Int, place: list[Int]) -> None:
+    def _pixel(self, n: Int, _: Int, place: list[Int], run: ChannelBlocks) -> None:
         b, s = self.b, self.s
-        per_group = self.channels // self.op.groups
-        group = b.div(o, self.shape[1] // self.op.groups)
-        first = b.mul(group, per_group * self.terms * 8)
-        start = b.offset(self.columns, first)
+        sizes = self.x.tensor.static[2:-1]
+        axes = []
+        for operand, size in zip(self.places, sizes, strict=True):
+            at = self._in_pixels(self.reader.wide(operand, [n, *place]), size)
+            axes.append(taps(s, at, size, self.op.mode, self.op.outside))
+        read = []
+        for chosen in itertools.product(*axes):
+            index = [n, place[0], *(at for at, _ in chosen), 0]
+            weight = _product(s, [w for _, w in chosen])
+            read.append((self._position(index), s.cast(weight, self.wide)))
+        for block in self.runs:
+            lanes = block.lanes if block.lanes > 1 else 0
+            # A weight of zero drops what it reads: that may be infinite.
+            factors = [(at, s.splat(w, lanes)) for at, w in read]
+            parts = [(at, w, s.equal(w, s.literal(0, self.wide, lanes))) for at, w in factors]
+            b.loop(0, block.count, 1, partial(self._channels, [n, *place], block, parts))
 
-        def channel(i: Int, sums: list[Reg]) -> list[Reg]:
-            def tap(t: Int, inner: list[Reg]) -> list[Reg]:
-                weight = self.reader.wide(self.w, [o, i, *self._tap(t)])
-                where = b.mul(b.add(b.mul(i, self.terms), t), 8)
-                x = Scalar(b.load("double", b.offset(start, where), 8), f64)
-                return [s.fma(x, weight, Scalar(inner[0], f64)).reg]
+    def _in_pixels(self, place: Scalar, size: int) -> Scalar:
+        s = self.s
+        if self.op.unit == PIXELS:
+            return place
+        g = s.add(place, number(s, 1))
+        if self.op.unit == CORNERS:
+            return s.mul(s.div(g, number(s, 2)), number(s, size - 1))
+        return s.div(s.sub(s.mul(g, number(s, size)), number(s, 1)), number(s, 2))
 
-            return b.loop(0, self.terms, 1, tap, sums)
+    def _position(self, index: Sequence[Int]) -> Int:
+        return self.b.position(index, self.found.strides, self.found.offset)
 
-        (total,) = b.loop(0, per_group, 1, channel, [number(s, 0).reg])
-        self.store(n, o, place, Scalar(total, f64))
+    def _channels(
+        self,
+        at: list[Int],
+        run: ChannelBlocks,
+        parts: list[tuple[Int, Scalar, Scalar]],
+        i: Int,
+        _: list[Reg],
+    ) -> None:
+        """Interpolate a block of channels."""
+        b, s, dtype = self.b, self.s, self.x.dtype
+        lanes = run.lanes if run.lanes > 1 else 0
+        zero = s.literal(0, self.wide, lanes)
+        for v in range(run.vectors):
+            c = b.add(b.mul(i, run.width), run.start + v * run.lanes)
+            total = zero
+            for position, weight, silent in parts:
+                where = b.add(position, b.mul(c, self.found.strides[-1]))
+                pointer = self.reader.pointers[self.found.source]
+                x = s.load(dtype, b.offset(pointer, b.mul(where, dtype.itemsize)), lanes)
+                x = s.select(silent, zero, s.cast(x, self.wide))
+                total = s.fma(x, weight, total)
+            result = s.cast(total, self.anchor.dtype)
+            self.epilogue.store([*at, c], result.reg, run.lanes)
+
+
+def _product(s: LlvmScalars, factors: Sequence[Scalar]) -> Scalar:
+    """Multiply weights along axes."""
+    total, *rest = factors
+    for factor in rest:
+        total = s.mul(total, factor)
+    return total
