@@ -159,12 +159,15 @@ class Col2Im(Op):
         ),
     )  # fmt: skip
 
+    def padded(self) -> tuple[int, ...]:
+        """Return the size of the image with its padding."""
+        return tuple(map(sum, zip(self.pads_begin, self.image, self.pads_end, strict=True)))
+
     def block_counts(self) -> tuple[int, ...]:
         """Return the number of blocks along each dimension of the image."""
         counts = []
-        for i, size in enumerate(self.image):
+        for i, room in enumerate(self.padded()):
             reach = self.dilations[i] * (self.block[i] - 1) + 1
-            room = size + self.pads_begin[i] + self.pads_end[i]
             counts.append(max((room - reach) // self.strides[i] + 1, 0))
         return tuple(counts)
 
@@ -189,7 +192,7 @@ class Col2Im(Op):
     def reference(self, x: Array) -> Array:
         self.infer(TensorType(from_numpy(x.dtype), x.shape))
         counts, channels = self.block_counts(), x.shape[1] // math.prod(self.block)
-        room = tuple(map(sum, zip(self.pads_begin, self.image, self.pads_end, strict=True)))
+        room = self.padded()
         check_allocation((x.shape[0], channels, *room), np.float64)
         result = np.zeros((x.shape[0], channels, *room), from_numpy(x.dtype).compute)
         blocks = widen(x).reshape(x.shape[0], channels, *self.block, *counts)

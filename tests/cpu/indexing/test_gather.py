@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
@@ -178,6 +181,31 @@ def test_frames_are_views() -> None:
 
 def test_counting_with_what_follows() -> None:
     check(graph_of(Add()(Iota(77)(), value("i64[77]"))))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64", "f16", "bf16", "i32", "i64", "u8"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_blocks_over_a_wide_image(kind: str, step: int) -> None:
+    op = Col2Im((5, 29), (3, 4), (1, step), (1, 1), (1, 2), (1, 1))
+    y = op(value(f"{kind}[2, 36, {math.prod(op.block_counts())}]"))
+    for features, threads in itertools.product(FEATURES, THREADS):
+        executable = check(
+            graph_of(Add()(y, value(f"{kind}[29]", "z"))), features=features, threads=threads
+        )
+        assert len(executable.program.steps) == 1
+
+
+def test_blocks_of_one_element_and_of_no_image() -> None:
+    check(graph_of(Col2Im((4,), (1,), (1,), (1,), (0,), (0,))(value("f32[1, 3, 4]"))))
+    check(graph_of(Col2Im((2,), (4,), (1,), (1,), (0,), (0,))(value("f32[1, 8, 0]"))))
+    check(graph_of(Col2Im((4,), (1,), (1,), (1,), (0,), (0,))(value("f32[0, 3, 4]"))))
+
+
+def test_blocks_far_apart_need_no_large_memory() -> None:
+    far = 1 << 30
+    y = Col2Im((3,), (2,), (1,), (far,), (far,), (0,))(value("f32[1, 2, 3]"))
+    executable = compile_graph(graph_of(y), host(), 1)
+    assert executable.program.memory.size < 1 << 20
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "i32"])

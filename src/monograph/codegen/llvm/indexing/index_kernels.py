@@ -1,4 +1,4 @@
-"""Kernels that compute elements from their indices: padding, counting, Col2Im, turns of random ops.
+"""Kernels that compute elements from their indices: padding, counting, turns of random ops.
 
 Constant padding of bytes with any fill, or with zeros around any numbers, is copies and fills of
 contiguous memory; all other padding is computed element by element.
@@ -18,7 +18,6 @@ from monograph.ir import Value
 from monograph.ir.dtype import i64
 from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
-from monograph.ops.scatter import Col2Im
 from monograph.program.fusion.region import Indices
 from monograph.program.index import Counter, Index, flatten, strides_of
 from monograph.program.legalise.lower_random import TakeTurn
@@ -29,17 +28,15 @@ def serves(value: Value) -> bool:
     if isinstance(value.op, Pad):
         # An empty operand has nothing to repeat: the reference raises the error.
         return 0 not in _kept(value) or value.op.mode == "constant"
-    return isinstance(value.op, (Col2Im, Iota, TakeTurn))
+    return isinstance(value.op, (Iota, TakeTurn))
 
 
-@kernel_for(Col2Im, Iota, Pad, TakeTurn, when=serves)
+@kernel_for(Iota, Pad, TakeTurn, when=serves)
 def generated(context: KernelContext) -> Kernel:
     """Generate a kernel for an op whose elements follow from their indices, and its epilogue."""
     anchor = context.anchor
     if isinstance(anchor.op, Pad):
         return each_element(context, partial(_Padded, context, anchor))
-    if isinstance(anchor.op, Col2Im):
-        return each_element(context, partial(_Blocks, anchor), vectors=False)
     if isinstance(anchor.op, TakeTurn):
         return each_element(context, partial(_Turn, anchor.inputs[0]), vectors=False)
     return each_element(context, _Counted)
@@ -213,77 +210,6 @@ class _Padded(ElementMaker):
             place = self.b.guarded(place, self.extent, lanes)
         pointer = self.b.offset(self.e.pointers[self.x], self.b.mul(place, self.dtype.itemsize))
         return self.e.scalars.load(self.dtype, pointer, lanes)
-
-
-class _Blocks(ElementMaker):
-    """The sum of all blocks that cover an element of an image."""
-
-    def __init__(self, anchor: Value, elements: LlvmElements, at: Indices) -> None:
-        assert isinstance(anchor.op, Col2Im)
-        super().__init__(elements, at)
-        self.op = anchor.op
-        self.x = anchor.inputs[0]
-        self.counts = self._counts()
-
-    def _counts(self) -> list[int]:
-        """Return the number of blocks along each dimension of the image."""
-        op, found = self.op, []
-        for i, size in enumerate(op.image):
-            reach = op.dilations[i] * (op.block[i] - 1) + 1
-            room = size + op.pads_begin[i] + op.pads_end[i]
-            found.append(max((room - reach) // op.strides[i] + 1, 0))
-        return found
-
-    def positions(self) -> list[Index]:
-        return list(self.at)
-
-    def element(self, point: Point) -> Scalar:
-        b, op = self.b, self.op
-        batch, channel, *where = (self.e.integer(a, point) for a in self.at)
-        each = math.prod(op.block)
-        zero = self.e.scalars.constant(0, self.x.dtype)
-        if 0 in self.x.tensor.static:
-            return zero
-
-        def place(p: Int, carried: list[Reg]) -> list[Reg]:
-            inside: Reg = Reg("true", "i1")
-            number: Int = 0
-            parts = zip(strides_of(op.block), strides_of(self.counts), strict=True)
-            for i, (step, blocks) in enumerate(parts):
-                index = b.mod(b.div(p, step), op.block[i])
-                # Counted from the first block, moved by whole steps so that it is not negative.
-                ahead = op.dilations[i] * (op.block[i] - 1)
-                ahead = -(-ahead // op.strides[i]) * op.strides[i]
-                from_start = b.add(where[i], op.pads_begin[i] + ahead)
-                from_start = b.sub(from_start, b.mul(index, op.dilations[i]))
-                block = b.sub(b.div(from_start, op.strides[i]), ahead // op.strides[i])
-                whole = b.compare("eq", b.i64(b.mod(from_start, op.strides[i])), b.i64(0))
-                within = b.compare("ult", b.i64(block), b.i64(self.counts[i]))
-                inside = self._both(inside, whole, within)
-                number = b.add(number, b.mul(block, blocks))
-            return [
-                self._added(inside, carried[0], [batch, b.add(b.mul(channel, each), p), number])
-            ]
-
-        (total,) = b.loop(0, each, 1, place, [zero.reg])
-        return Scalar(total, self.x.dtype)
-
-    def _both(self, *conditions: Reg) -> Reg:
-        first, *rest = conditions
-        for condition in rest:
-            first = self.e.scalars.a.op("and", first, condition)
-        return first
-
-    def _added(self, inside: Reg, total: Reg, at: list[Int]) -> Reg:
-        def add() -> Reg:
-            b, place = self.b, self.e.storage[self.x]
-            position = b.position(at, place.strides, place.offset)
-            pointer = b.offset(self.e.pointers[self.x], b.mul(position, self.x.dtype.itemsize))
-            found = self.e.scalars.load(self.x.dtype, pointer)
-            reg: Reg = self.e.scalars.add(Scalar(total, self.x.dtype), found).reg
-            return reg
-
-        return self.e.scalars.a.unless(inside, total, add)
 
 
 def adds_equal_bytes(value: Value) -> bool:

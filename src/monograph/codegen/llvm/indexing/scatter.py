@@ -4,6 +4,8 @@ If the result is in place over x, nothing is copied.
 
 Threads divide what never overlaps: lines along the axis, or parts of the slices. Each processes its
 updates in order, so that the result does not depend on the number of threads.
+
+Col2Im adds blocks to a padded image in scratch memory, one channel at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from functools import partial
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import is_narrow
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.emit.elements import Point, elements_of
+from monograph.codegen.llvm.emit.elements import Epilogue, Point, elements_of, pieces
 from monograph.codegen.llvm.emit.map_kernel import Loaded, LoopNest, emit_each
+from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.indexing.gather import checked_index, load_index, out_of_range
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
@@ -24,13 +27,15 @@ from monograph.codegen.llvm.module.kernel import (
     LlvmScratch,
     Sync,
     kernel_for,
+    pointers,
     share,
     synchronise,
 )
 from monograph.ir import Input, TensorType, Value
-from monograph.ir.dtype import boolean, f32
+from monograph.ir.dtype import BOOL, boolean, f32, i32
+from monograph.ir.sizes import is_open
 from monograph.ops.scalar import Scalar
-from monograph.ops.scatter import ScatterElements, ScatterNd
+from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
 from monograph.program.fusion.region import counters, merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.memory.buffer_assignment import TEMPORARY, Buffer, Storage
@@ -224,3 +229,122 @@ class _Scatter:
             return scalars.or_(old, new) if how in ("add", "max") else scalars.and_(old, new)
         joins = {"add": scalars.add, "mul": scalars.mul, "min": scalars.min, "max": scalars.max}
         return joins[how](old, new)
+
+
+MOST_ROOM = 1 << 20
+"""The most elements of a padded image beyond four times the image itself."""
+
+
+def serves_blocks(value: Value) -> bool:
+    """Return True if the kernel below computes a Col2Im; a padded image must fit in scratch."""
+    op = value.op
+    if not isinstance(op, Col2Im) or value.dtype.kind == BOOL or not op.image:
+        return False
+    if min((*op.pads_begin, *op.pads_end)) < 0:
+        return False
+    return math.prod(op.padded()) <= max(4 * math.prod(op.image), MOST_ROOM)
+
+
+@kernel_for(Col2Im, when=serves_blocks)
+def overlay(context: KernelContext) -> Kernel:
+    """Generate a kernel for the sum of blocks over an image, and its epilogue."""
+    return _Overlay(context).emit()
+
+
+class _Overlay:
+    """Adds the rows of all blocks of a channel to a padded image, then stores its inner part."""
+
+    def __init__(self, context: KernelContext) -> None:
+        anchor = context.anchor
+        assert isinstance(anchor.op, Col2Im)
+        self.context, self.anchor, self.op = context, anchor, anchor.op
+        self.x = anchor.inputs[0]
+        self.place = context.program.places.storage[self.x]
+        dtype = anchor.dtype
+        self.wide = dtype if dtype.bits >= 32 else f32 if dtype.is_float else i32
+        self.lanes = context.features.lanes(self.wide.bits)
+        self.room, self.counts = self.op.padded(), self.op.block_counts()
+
+    def emit(self) -> Kernel:
+        context, region = self.context, self.context.step.region
+        context.add(*region.inputs, *region.outputs)
+        self.nbytes = math.prod(self.room) * self.wide.itemsize
+        scratch = context.argument(LlvmScratch(max(self.nbytes, 64) * context.threads))
+        b = self.b = context.builder()
+        self.s = LlvmScalars(b, context.features)
+        self.epilogue = Epilogue(context, b)
+        self.pointer = pointers(b, context.arguments)[self.x]
+        own = b.mul(b.arguments["tid"], max(self.nbytes, 64))
+        self.scratch = b.offset(b.arguments[f"p{scratch}"], own)
+        batch, self.channels = self.anchor.tensor.static[:2]
+        if 0 not in self.anchor.tensor.static:
+            b.loop(*share(b, batch * self.channels, context.threads), 1, self._channel)
+        return context.finish(b)
+
+    def _channel(self, i: Int, _: list[Reg]) -> None:
+        b, each = self.b, math.prod(self.op.block)
+        n, c = b.div(i, self.channels), b.mod(i, self.channels)
+        zeros = (self.scratch, Reg("0", "i8"), b.i64(self.nbytes), Reg("false", "i1"))
+        b.call("llvm.memset.p0.i64", "void", *zeros)
+        if 0 not in self.counts:
+            b.loop(0, each, 1, lambda p, _: self._tap(n, b.add(b.mul(c, each), p), p))
+        *outer, width = self.op.image
+
+        def row(k: Int, _: list[Reg]) -> None:
+            where = b.coordinates(k, outer)
+            padded = zip((*where, 0), self.op.pads_begin, strict=True)
+            at = b.position([b.add(w, pad) for w, pad in padded], strides_of(self.room))
+
+            def some(j: Int, lanes: int) -> None:
+                found = self._sums(b.add(at, j), lanes)
+                result = self.s.cast(found, self.anchor.dtype)
+                self.epilogue.store([n, c, *where, j], result.reg, max(lanes, 1))
+
+            self._run(width, some)
+
+        b.loop(0, math.prod(outer), 1, row)
+
+    def _tap(self, n: Int, channel: Int, p: Int) -> None:
+        """Add one element of all blocks."""
+        b, op = self.b, self.op
+        *outer, width = self.counts
+        tap = b.coordinates(p, op.block)
+        steps = strides_of(self.room)
+        start = b.position([b.mul(t, d) for t, d in zip(tap, op.dilations, strict=True)], steps)
+        *own, step = self.place.strides
+        base = b.position([n, channel], own, self.place.offset)
+        apart = op.strides[-1]
+
+        def row(k: Int, _: list[Reg]) -> None:
+            where = b.coordinates(k, outer)
+            moved = (b.mul(w, s) for w, s in zip(where, op.strides, strict=False))
+            to = b.position([*moved, 0], steps, start)
+            given = b.add(base, b.mul(b.mul(k, width), step))
+
+            def some(j: Int, lanes: int) -> None:
+                at = b.mul(b.add(given, b.mul(j, step)), self.x.dtype.itemsize)
+                x = self.s.load(self.x.dtype, b.offset(self.pointer, at), lanes)
+                self._add(b.add(to, b.mul(j, apart)), self.s.cast(x, self.wide), lanes)
+
+            self._run(width, some, step == 1 and apart == 1)
+
+        b.loop(0, math.prod(outer), 1, row)
+
+    def _sums(self, at: Int, lanes: int) -> Scalar:
+        pointer = self.b.offset(self.scratch, self.b.mul(at, self.wide.itemsize))
+        return self.s.load(self.wide, pointer, lanes)
+
+    def _add(self, at: Int, x: Scalar, lanes: int) -> None:
+        pointer = self.b.offset(self.scratch, self.b.mul(at, self.wide.itemsize))
+        self.s.store(self.s.add(self._sums(at, lanes), x), pointer)
+
+    def _run(self, count: int, some: Callable[[Int, int], None], vectors: bool = True) -> None:
+        """Run a body for all elements of a row, in vectors as long as they fit."""
+        b, lanes = self.b, self.lanes
+        whole = count // lanes * lanes if vectors else 0
+        b.loop(0, whole, lanes, lambda j, _: some(j, lanes))
+        if not vectors or is_open(count):
+            b.loop(whole, count, 1, lambda j, _: some(j, 0))
+            return
+        for start, width in pieces(count - whole):
+            some(whole + start, width if width > 1 else 0)
