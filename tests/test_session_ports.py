@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -137,3 +138,34 @@ def test_a_backend_is_compatible_with_what_it_prepares() -> None:
     assert not Backend.is_compatible(wrong)
     with pytest.raises(ModelError):
         Backend.prepare(wrong)
+
+
+TEXTS = """<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]>
+texts (string[N] x, string[N] z) => (int64[N] y, string[N] u, string[N] w, string[N] x2) {
+    y = ai.onnx.ml.LabelEncoder<keys_strings=["a","bc"], values_int64s=[1,2], default_int64=0>(x)
+    u = StringNormalizer<case_change_action="UPPER">(x)
+    w = StringConcat(z, z)
+    x2 = Identity(z)
+}"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_text_of_fixed_width_runs_as_objects_do(target: str) -> None:
+    session = monograph.load(onnx.parser.parse_model(TEXTS), target)
+    for texts in (["a", "bc", "d"], ["bc", "", "é"], ["long text", "a", "bc"]):
+        x, z = np.array(texts), np.array(texts[::-1])
+        wanted = session.run({"x": x.astype(object), "z": z.astype(object)})
+        for _ in range(3):
+            found = session.run({"x": x, "z": z})
+            assert [y.tolist() for y in found] == [y.tolist() for y in wanted]
+            assert [y.dtype for y in found] == [np.int64, object, object, object]
+        later = session.run_async({"x": x, "z": z}).result()
+        assert [y.tolist() for y in later] == [y.tolist() for y in wanted]
+
+
+def test_text_of_another_kind_is_refused() -> None:
+    session = monograph.load(onnx.parser.parse_model(TEXTS), "cpu")
+    good = np.array(["a"])
+    for bad in (np.array([1], object), np.array([1.0])):
+        with pytest.raises(FeedError, match="x: expected"):
+            session.run({"x": bad, "z": good})

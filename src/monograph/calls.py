@@ -28,7 +28,13 @@ from monograph.runtime.executable import (
     Stream,
 )
 from monograph.runtime.fast_path import ClosedPath, KnownFeeds, NoFastPath
-from monograph.runtime.feeds import DECISIVE_ELEMENTS, Metadata, Port, check_feeds
+from monograph.runtime.feeds import (
+    DECISIVE_ELEMENTS,
+    Metadata,
+    Port,
+    check_feeds,
+    text_as_objects,
+)
 from monograph.runtime.outputs import DonatedArrays, deliver, output_names
 from monograph.runtime.pending import Pending, Worker, ready
 
@@ -188,13 +194,14 @@ class Calls:
         """Check the arguments of a run and start it; the next run may take the fast path."""
         _check_mapping(feeds)
         feeds = self._target.import_feeds(feeds)
-        checked = self._checked(feeds)
+        checked = self._checked_arrays(feeds)
         returned = self._donated.returned(feeds, self._donate)
         named = {} if out is None else out
         places = self._places(feeds, checked, named, returned)
         executable = self.executable_for(checked)
         if self.config.capture == REQUIRE:
             _require_one_launch(executable)
+        checked = text_as_objects(checked, executable.takes_text)
         given = self._target.executable_feeds(feeds, checked)
         run = _StartedRun(start(executable, given, places), places, frozenset(named))
         self._remember(executable, checked, given, run)
@@ -235,6 +242,10 @@ class Calls:
         return self._target.check_outputs(ports, feeds, checked, out, donate, returned)
 
     def _checked(self, feeds: Feeds) -> dict[str, Data]:
+        """Return the checked arrays, text as objects."""
+        return text_as_objects(self._checked_arrays(feeds))
+
+    def _checked_arrays(self, feeds: Feeds) -> dict[str, Data]:
         """Return an array for every feed after all checks; arrays without data for tensors."""
         described = self._target.describe_feeds(feeds)
         checked = check_feeds(self.inputs, described, self.optional_inputs)

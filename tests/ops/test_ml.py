@@ -26,6 +26,37 @@ def test_lookup_in_an_empty_table_gives_the_default() -> None:
     assert table.reference(np.array([3, 4])).tolist() == [-1, -1]
 
 
+WORDS = ["", "a", "ab", "dé", "a long key", "a\0", "x\0y", "日本", "b" * 40]
+
+
+@pytest.mark.parametrize("out", [np.float32, np.int64, object])
+def test_lookup_of_text_of_fixed_width_agrees_with_objects(out: type) -> None:
+    values = np.array([str(i) if out is object else i for i in range(len(WORDS))], out)
+    table = Lookup(Literal(np.array(WORDS, object)), Literal(values), Literal(values[0]))
+    rng = np.random.default_rng(3)
+    for width in (1, 2, 5, 12, 32, 33, 64):
+        drawn = rng.choice([*WORDS, "A", "zz", "日"], (7, 30)).astype(f"U{width}")
+        for x in (drawn, drawn[:, ::3], drawn[:0]):
+            found = table.reference(x)
+            assert found.dtype == out
+            assert np.array_equal(found, table.reference(x.astype(object)))
+
+
+def test_lookup_of_text_of_fixed_width_names_what_it_misses() -> None:
+    words = np.array(["a", "b"], object)
+    table = Lookup(Literal(words), Literal(np.array([1, 2])))
+    assert table.reference(np.array([["b", "a"]])).tolist() == [[2, 1]]
+    with pytest.raises(ExecutionError, match="'other'"):
+        table.reference(np.array(["a", "other"]))
+
+
+def test_the_last_of_equal_keys_counts() -> None:
+    keys, values = np.array(["a", "b", "a"], object), np.array([1, 2, 3])
+    table = Lookup(Literal(keys), Literal(values), Literal(np.array(-1)))
+    for x in (np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)):
+        assert table.reference(x).tolist() == [3, 2, -1]
+
+
 def test_lookup_checks_its_table() -> None:
     x = Input("x", tensor(i64, 2))()
     keys, values = Literal(np.array([1, 2])), Literal(np.array([1.0, 2.0], np.float32))

@@ -66,6 +66,17 @@ def test_ops_on_strings_refuse_numbers() -> None:
         text.StringConcat()(x, x)
 
 
+@pytest.mark.parametrize("case", ["none", "lower", "upper"])
+@pytest.mark.parametrize("stopwords", [(), ("abc", "É")])
+def test_text_of_fixed_width_agrees_with_objects(case: str, stopwords: tuple[str, ...]) -> None:
+    op = text.StringFilter(stopwords, case)
+    plain = np.array([["AbC", "", "z@[`{Z", "aA", "abc", "~"]])
+    for x in (plain, plain[:, ::2], plain[:, :0], np.array([["É", "straße", "abc"]])):
+        found = op.reference(x)
+        assert found.dtype == object
+        assert found.tolist() == op.reference(x.astype(object)).tolist()
+
+
 def test_types_keep_symbols() -> None:
     x = Input("x", TensorType(STRING, ("N", 3)))()
     assert str(text.RegexMatch("a")(x).type) == "bool[N, 3]"

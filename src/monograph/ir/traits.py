@@ -318,6 +318,9 @@ class OpTraits:
     """True if operands may fail a run although the result has no elements."""
     host_reason: ClassVar[str] = ""
     """The reason why the op runs on the host; "" if kernels may exist."""
+    fixed_text: ClassVar[bool] = False
+    """True if the reference reads text as numpy's strings of fixed width too, not only as objects.
+    """
 
     def operations(self, value: Value) -> float:
         """Return the floating-point operations of the value; 0 where sizes are not known."""

@@ -6,8 +6,10 @@ own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,7 @@ class Lookup(Op):
     default: Literal | None = None
 
     host_reason = "an op of classical models"
+    fixed_text = True
     samples = (
         sample(
             "i64[2, 3] in 0..3",
@@ -77,16 +80,49 @@ class Lookup(Op):
         return x.with_dtype(values.dtype)
 
     def reference(self, x: Array) -> Array:
+        if x.dtype.kind == "U" and (hashed := self._of_fixed_text(x)) is not None:
+            return hashed
         given = x.reshape(-1).tolist()
-        found = map(self._table.__getitem__, map(_key, given) if self._by_nan else given)
-        places = np.fromiter(found, np.int64, len(given))
-        if self.default is None and bool((places < 0).any()):
-            unknown = x.reshape(-1)[places < 0][0]
-            raise ExecutionError("an element is not in the table", given=repr(unknown))
-        values = self.values.array
+        keys = map(_key, given) if self._by_nan else given
+        found: Iterable[Any]
+        if self.default is None:
+            found = map(self._table.__getitem__, keys)
+        else:
+            found = map(self._table.get, keys, repeat(self.default.array.item()))
+        try:
+            results = np.fromiter(found, self.values.array.dtype, len(given))
+        except KeyError as e:
+            raise ExecutionError("an element is not in the table", given=repr(e.args[0])) from None
+        return results.reshape(x.shape)
+
+    def _of_fixed_text(self, x: Array) -> Array | None:
+        """Find texts of fixed width by their hashes; None if that does not work for the keys."""
+        index = self._hashed(x.dtype.itemsize // 4)
+        if index is None:
+            return None
+        flat = np.ascontiguousarray(x).reshape(-1)
+        near = np.searchsorted(index.hashes, index.hashed(flat)).clip(max=len(index.hashes) - 1)
+        places = np.where(index.keys[near] == flat, index.places[near], -1)
+        values = self._values
         if self.default is not None:
             values = np.concatenate([values, self.default.array.reshape(1)])
+        elif (unknown := flat[places < 0]).size:
+            raise ExecutionError("an element is not in the table", given=repr(str(unknown[0])))
         return values[places].reshape(x.shape)
+
+    def _hashed(self, width: int) -> _TextIndex | None:
+        if width not in self._by_width:
+            self._by_width[width] = _text_index(list(self._table), width)
+        return self._by_width[width]
+
+    @cached_property
+    def _by_width(self) -> dict[int, _TextIndex | None]:
+        return {}
+
+    @cached_property
+    def _values(self) -> Array:
+        """The values of the keys in the order of the table."""
+        return np.array(list(self._table.values()), self.values.array.dtype)
 
     @cached_property
     def _by_nan(self) -> bool:
@@ -94,16 +130,53 @@ class Lookup(Op):
         return self.keys.type.dtype.is_float
 
     @cached_property
-    def _table(self) -> _Places:
-        keys = self.keys.array.tolist()
-        return _Places((k, i) for i, k in enumerate(map(_key, keys) if self._by_nan else keys))
+    def _table(self) -> dict[Any, Any]:
+        keys, values = (literal.array.tolist() for literal in (self.keys, self.values))
+        return dict(zip(map(_key, keys) if self._by_nan else keys, values, strict=True))
 
 
-class _Places(dict[Any, int]):
-    """The place of each key; -1 for all others."""
+WIDEST_TEXT = 32
+"""Texts of at most so many characters are hashed in numpy."""
+MULTIPLIERS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1)
 
-    def __missing__(self, key: Any) -> int:
-        return -1
+
+@dataclass(frozen=True)
+class _TextIndex:
+    """Keys of a fixed width, sorted by hashes that are all different."""
+
+    multiplier: int
+    hashes: Array
+    keys: Array
+    places: Array
+
+    def hashed(self, flat: Array) -> Array:
+        return _hashes(flat, self.multiplier)
+
+
+def _hashes(flat: Array, multiplier: int) -> Array:
+    """Return a number for each text, from its characters."""
+    codes = flat.view(np.uint32).reshape(flat.size, flat.dtype.itemsize // 4)
+    total = codes[:, 0].copy()
+    for column in codes.T[1:]:
+        total *= np.uint32(multiplier)
+        total += column
+    return total
+
+
+def _text_index(keys: list[str], width: int) -> _TextIndex | None:
+    """Return the keys that a text of some characters may be; None if their hashes collide."""
+    # numpy drops zeros at the end, so no text of fixed width is such a key.
+    fitting = [i for i, k in enumerate(keys) if len(k) <= width and not k.endswith("\0")]
+    if not 0 < width <= WIDEST_TEXT or not fitting:
+        return None
+    texts = np.array([keys[i] for i in fitting], f"U{width}")
+    for multiplier in MULTIPLIERS:
+        hashes = _hashes(texts, multiplier)
+        order = np.argsort(hashes)
+        if (np.diff(hashes[order]) != 0).all():
+            places = np.array(fitting)[order]
+            return _TextIndex(multiplier, hashes[order], texts[order], places)
+    return None
 
 
 def _key(element: Any) -> Any:

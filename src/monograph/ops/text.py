@@ -103,6 +103,7 @@ class StringFilter(Op):
     case: str = "none"
     case_sensitive: bool = True
 
+    fixed_text = True
     samples = (
         sample(np.array(["Mon", "tue", "MON"], object), stopwords=("mon",), case="upper"),
         sample(np.array([["Mon", "mon"]], object), stopwords=("mon",), case_sensitive=False),
@@ -121,13 +122,31 @@ class StringFilter(Op):
         return x.with_shape((*shape[:-1], UNKNOWN))
 
     def reference(self, x: Array) -> Array:
+        if x.dtype.kind == "U":
+            changed = _ascii_in_case(x, self.case) if not self.stopwords else None
+            if changed is not None:
+                return changed.astype(object)
+            x = x.astype(object)
         change = CASES[self.case]
         if not self.stopwords:
-            return object_array([change(t) for t in x.flat], x.shape)
+            return object_array(list(map(change, x.reshape(-1).tolist())), x.shape)
         fold = CASES["none" if self.case_sensitive else "lower"]
         unwanted = {fold(w) for w in self.stopwords}
         kept = [change(t) for t in x.flat if fold(t) not in unwanted] or [""]
         return object_array(kept, (*x.shape[:-1], len(kept)))
+
+
+def _ascii_in_case(x: Array, case: str) -> Array | None:
+    """Return ASCII text of fixed width in another case; None if some of it is not ASCII."""
+    codes = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
+    if codes.max(initial=0) >= 128:
+        return None
+    if case == "none":
+        return x
+    first, by = (ord("a"), 32) if case == "upper" else (ord("A"), -32)
+    # An unsigned difference is large below the first letter.
+    moved = np.where(codes - np.uint32(first) < 26, codes - np.int32(by).astype(np.uint32), codes)
+    return moved.view(x.dtype).reshape(x.shape)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,10 @@ class Executable(Protocol):
         """The number of device streams whose kernels may run side by side."""
         return 1
 
+    def takes_text(self, name: str) -> bool:
+        """Return True if an input may be numpy's text of fixed width; else it is objects."""
+        return False
+
     @property
     def host_kinds(self) -> tuple[str, ...]:
         """The kinds of the steps that run on the host, in order."""

@@ -6,7 +6,7 @@ DLPack describes the memory of feeds that other libraries hold.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -104,6 +104,8 @@ def check_feeds(
 ) -> dict[str, Any]:
     """The feeds as arrays, or one FeedError that shows everything that does not fit.
 
+    Text may have a fixed width (`text_as_objects`).
+
     There is one for each port; for an optional one there may be. Sizes that differ where the model
     has one name for them are no problem in themselves: ONNX Runtime takes them too, and files use
     names carelessly. They are logged.
@@ -123,6 +125,18 @@ def check_feeds(
             f"the feeds do not fit the model:\n{listed}", expected=", ".join(map(str, ports))
         )
     return result
+
+
+def text_as_objects(
+    feeds: dict[str, Any], keep: Callable[[str], bool] = lambda _: False
+) -> dict[str, Any]:
+    """Return the feeds; text of fixed width as objects, except where `keep` holds for a name."""
+    fixed = [
+        name
+        for name, x in feeds.items()
+        if isinstance(x, np.ndarray) and x.dtype.kind == "U" and not keep(name)
+    ]
+    return feeds | {name: feeds[name].astype(object) for name in fixed} if fixed else feeds
 
 
 def clashing_sizes(ports: Sequence[Port], shapes: Mapping[str, Sequence[int]]) -> list[str]:
@@ -172,7 +186,9 @@ def _check(
             problems.append(f"{name}: expected a list, given {type(data).__name__}")
             return None
         # Elements of a sequence may differ in size, so each binds symbols of its own.
-        return [_check(f"{name}[{i}]", type_.element, x, {}, problems) for i, x in enumerate(data)]
+        made = {f"{name}[{i}]": x for i, x in enumerate(data)}
+        made = {n: _check(n, type_.element, x, {}, problems) for n, x in made.items()}
+        return [*text_as_objects(made).values()]
     if isinstance(type_, MapType):
         return _check_map(name, type_, data, problems)
     assert isinstance(type_, TensorType)
@@ -204,9 +220,10 @@ def _check_tensor(
     except (ValueError, MonographError):
         problems.append(f"{name}: expected {type_}, given {_described(data)}")
         return None
-    if given.is_string:
+    if given.is_string and array.dtype.kind != "U":
         array = array.astype(object)
-        if not all(issubclass(kind, (str, bytes)) for kind in set(map(type, array.flat))):
+        kinds = set(map(type, array.reshape(-1).tolist()))
+        if not all(issubclass(kind, (str, bytes)) for kind in kinds):
             problems.append(f"{name}: expected {type_}, given {_described(data)}")
             return None
     if given != type_.dtype:

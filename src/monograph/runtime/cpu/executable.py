@@ -115,6 +115,21 @@ class CpuExecutable(NativeExecutable):
             return []  # `stats` asks for them; a dropped program must not be made for that.
         return [s for s in self.module.segments if isinstance(s, Step)]
 
+    def takes_text(self, name: str) -> bool:
+        return name in self._fixed_text
+
+    @lazy
+    def _fixed_text(self) -> frozenset[str]:
+        """The inputs that only ops read which take text of fixed width."""
+        if not self.layout.host_kinds:
+            return frozenset()
+        graph = self.program.graph
+        other = {v for _, v in graph.outputs}
+        for value in graph.values:
+            other |= set() if value.op.fixed_text else set(value.inputs)
+        named = zip(graph.input_names, graph.inputs, strict=True)
+        return frozenset(name for name, v in named if v not in other)
+
     def _run_parts(
         self, workspace: Workspace, bound: dict[int, Array], feeds: Mapping[str, Any]
     ) -> list[Any]:
