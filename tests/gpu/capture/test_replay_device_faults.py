@@ -113,6 +113,13 @@ def test_what_trials_note_is_no_fault_of_a_run() -> None:
             assert replay.run({"x": x.numpy()})[0].tolist() == [2] * SIZE
 
 
+def test_first_recorded_run_on_tensors_does_not_report_an_earlier_fault() -> None:
+    replay, _ = replayed(faulty, measured=MeasuredTransferModes(TuningCache(None), "here"))
+    with raises():
+        replay.run({"x": BAD.numpy()})
+    assert replay.run({"x": GOOD})[0].tolist() == [2] * SIZE
+
+
 def test_what_notes_cost() -> None:
     """A copy behind every run, and one before it only if the last may have noted something."""
     replay, _ = replayed(faulty)
