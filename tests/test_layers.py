@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(SRC.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, which many tests read."""
+    return ast.parse(path.read_text())
+
+
 def part_of(module: str) -> str:
     """The part of the package that a dotted module name belongs to."""
     pieces = module.split(".")
@@ -42,7 +49,7 @@ def part_of(module: str) -> str:
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, module) of everything a file imports from the package."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, a.name) for a in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -84,7 +91,7 @@ def test_no_public_class_has_the_name_of_another() -> None:
     """A reader who meets a class name finds one class."""
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(SRC)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -164,7 +171,7 @@ def classes() -> dict[str, tuple[Path, ast.ClassDef]]:
     return {
         node.name: (path, node)
         for path in FILES
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path).body
         if isinstance(node, ast.ClassDef)
     }
 
@@ -200,7 +207,7 @@ def test_no_executable_and_no_target_is_a_proxy() -> None:
 def test_no_code_probes_executables_or_targets() -> None:
     """A property that differs between them is a member of the protocol."""
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call) or ast.unparse(node.func) not in (
                 "hasattr",
                 "getattr",
@@ -215,13 +222,14 @@ def test_the_call_path_is_typed() -> None:
     """`Any` stands for no more than the data of a model, which has a name of its own."""
     holders = [*implementations("Executable").values(), *implementations("Calls").values()]
     holders += [found for name, found in classes().items() if name in ("KnownFeeds", "FastPath")]
-    nodes: list[ast.AST] = [ast.parse((SRC / "calls.py").read_text())]
+    nodes: list[ast.AST] = [parsed(SRC / "calls.py")]
     for _, node in holders:
         nodes += [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name in CALL_PATH]
     names = [n for top in nodes for n in ast.walk(top) if isinstance(n, ast.Name)]
     assert sum(n.id == "Any" for n in names) < 10
 
 
+@cache
 def _module(name: str) -> Path | None:
     """Return the file of a module or package of this repository, None for other names."""
     root = SRC.parent if name.split(".")[0] == SRC.name else SRC.parents[1]
@@ -229,10 +237,11 @@ def _module(name: str) -> Path | None:
     return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()), None)
 
 
+@cache
 def _names(path: Path) -> set[str]:
     """Return the names that a module binds at its top level."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -247,7 +256,7 @@ def test_imported_names_exist(folder: str) -> None:
     """The type checker reads `src` only; the others import torch, or run on a device alone."""
     missing = []
     for path in sorted((SRC.parents[1] / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ImportFrom) or node.module is None:
                 continue
             if node.module.split(".")[0] not in ("monograph", "tests", "benchmarks"):
