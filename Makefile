@@ -18,7 +18,7 @@ KINDS ?= single dynamic counted zero
 # On a machine with a GPU nothing is installed: its own Python has torch and triton.
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
-.PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench cliffs docs clean
+.PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
@@ -108,6 +108,9 @@ dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph
 bench-decode-cpu: $(STAMP) ## Time decoding on the CPU beside ONNX Runtime (ARGS="--shape llama-100m --threads 2")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.decode_cpu $(ARGS)
+
+bench-pauses: $(STAMP) ## Time requests after pauses beside ONNX Runtime (ARGS="-k ppocrv6 -n 40")
+	$(BIN)/python -W ignore -m benchmarks.pauses $(ARGS)
 
 cliffs: $(STAMP) ## Time every op and model beside ONNX Runtime, and list those above 1.1x (ARGS="-k Pool")
 	$(BIN)/python -W ignore -m benchmarks.cliffs $(ARGS)

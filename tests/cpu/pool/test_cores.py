@@ -1,22 +1,26 @@
-"""Threads that were woken on the core of who woke them go to another."""
+"""Threads leave the core of the thread that woke them; workers are kept off their launcher's."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from monograph.codegen.llvm.module.features import host_features
 from monograph.runtime.cpu.native import NativeCode, compile_module
-from monograph.runtime.cpu.pool_code import pool_text
+from monograph.runtime.cpu.pool_code import SLOT_BYTES, pool_text
+from monograph.runtime.cpu.pool_cores import THREAD
 from tests.cpu.launching import HANG, function
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which core it is")
 TRIES = 1000
+ROOT = Path(__file__).parents[3]
 
 
 def step_aside() -> Callable[[int], bool]:
@@ -81,3 +85,88 @@ def test_the_only_core_is_not_left() -> None:
         assert os.sched_getaffinity(0) == {only}
 
     in_a_thread(work)
+
+
+def keep_off() -> Callable[[int, int], None]:
+    text = pool_text(host_features())
+    code = NativeCode([compile_module(text, host_features())], ("keep_off",))
+    code.keep()
+    made: Callable[[int, int], None] = function(
+        code.address("keep_off"), None, ctypes.c_void_p, ctypes.c_int32
+    )
+    return made
+
+
+class Slot:
+    """The slot of the calling thread, as if it were a worker."""
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(SLOT_BYTES + 64)
+        self.address = -(-ctypes.addressof(self.memory) // 64) * 64
+        own = ctypes.CDLL(None).pthread_self
+        own.restype = ctypes.c_uint64
+        ctypes.c_uint64.from_address(self.address + THREAD).value = own()
+
+
+def test_a_worker_is_kept_off_one_core_at_a_time() -> None:
+    off = keep_off()
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("there is one core")
+
+    def work() -> None:
+        slot = Slot()
+        for core_ in sorted(allowed) * 2:
+            for _ in range(2):
+                off(slot.address, core_)
+                assert os.sched_getaffinity(0) == allowed - {core_}
+        for unknown in (-1, 1024, 1 << 20):
+            off(slot.address, unknown)
+            assert os.sched_getaffinity(0) == allowed - {max(allowed)}
+
+    in_a_thread(work)
+
+
+def test_a_mask_that_somebody_else_has_set_is_respected() -> None:
+    off = keep_off()
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("there is one core")
+
+    def work() -> None:
+        slot = Slot()
+        first, last = allowed[0], allowed[-1]
+        off(slot.address, last)
+        os.sched_setaffinity(0, {last})
+        off(slot.address, first)
+        assert os.sched_getaffinity(0) == {last}
+        off(slot.address, last)
+        assert os.sched_getaffinity(0) == {last}, "a worker with one core stays on it"
+
+    in_a_thread(work)
+
+
+def test_a_launch_keeps_workers_off_its_core() -> None:
+    """In a process of its own, whose pool has had one launch."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core")
+    script = """
+import os
+from tests.cpu.launching import COUNT, Context, load
+from monograph.runtime.cpu.pool import shared_pool
+allowed = os.sched_getaffinity(0)
+main = min(allowed)
+before = set(os.listdir("/proc/self/task"))
+os.sched_setaffinity(0, {main})
+code, context = load(COUNT, "count"), Context(16)
+os.sched_setaffinity(0, allowed)
+shared_pool().reserve(2)
+os.sched_setaffinity(0, {main})
+shared_pool().launch(code.address("count"), context.address, 2)
+workers = set(os.listdir("/proc/self/task")) - before
+assert [os.sched_getaffinity(int(t)) for t in workers] == [allowed - {main}], workers
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, timeout=HANG, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

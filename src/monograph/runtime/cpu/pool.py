@@ -18,6 +18,7 @@ from monograph.codegen.llvm.module.features import host_features
 from monograph.errors import ExecutionError
 from monograph.runtime.cpu import pool_code
 from monograph.runtime.cpu.native import NativeCode, compile_module
+from monograph.runtime.cpu.pool_cores import THREAD
 from monograph.runtime.cpu.threads import MAX_THREADS, available_threads
 
 _SPIN_SECONDS = 1e-3
@@ -133,6 +134,7 @@ class ThreadPool:
                 given=f"{index + 1} threads",
                 hint="set MONOGRAPH_THREADS or threads= to a smaller number",
             )
+        ctypes.c_uint64.from_address(slot + THREAD).value = thread.value
         libc.pthread_detach(thread)
 
 

@@ -20,7 +20,7 @@ from monograph.codegen.llvm.module.barrier import (
     YIELDS,
 )
 from monograph.codegen.llvm.module.features import Features
-from monograph.runtime.cpu.pool_cores import cores_text
+from monograph.runtime.cpu.pool_cores import OWN_CORES, OWN_CORES_BYTES, cores_text
 
 MUTEX, CONDITION, CELL_BYTES = 64, 128, 192
 """A cell: its number at 0, how many sleep on it at 4, then room for the system's objects."""
@@ -29,7 +29,8 @@ FUNCTION, CONTEXT, THREADS, INDEX = 8, 16, 24, 32
 """A slot: the cell that starts the worker, with the work on the same cache line..."""
 DONE = CELL_BYTES
 """...and the cell that says it is done."""
-SLOT_BYTES = 2 * CELL_BYTES
+SLOT_BYTES = 2 * CELL_BYTES + OWN_CORES_BYTES
+assert OWN_CORES == 2 * CELL_BYTES
 
 TICKETS, SPIN, CORES, CORE = 0, 64, 68, 72
 """The pool: tickets given out; turns to spin where each thread has a core; cores to run on; the
@@ -294,7 +295,7 @@ entry:
   store i32 %core, ptr %core.at, align 4
   br label %start
 start:
-  %i = phi i64 [ 1, %entry ], [ %i.next, %start ]
+  %i = phi i64 [ 1, %entry ], [ %i.next, %wake ]
   %offset = mul i64 %i, {SLOT_BYTES}
   %slot = getelementptr i8, ptr %slots, i64 %offset
   %function.at = getelementptr i8, ptr %slot, i64 {FUNCTION}
@@ -303,6 +304,11 @@ start:
   store ptr %function, ptr %function.at, align 8
   store ptr %context, ptr %context.at, align 8
   store i64 %threads, ptr %threads.at, align 8
+  br i1 %roomy, label %part, label %wake
+part:
+  call void @keep_off(ptr %slot, i32 %core)
+  br label %wake
+wake:
   %before = load atomic i32, ptr %slot monotonic, align 4
   %number = add i32 %before, 1
   call void @publish(ptr %slot, i32 %number)

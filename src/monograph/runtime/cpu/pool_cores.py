@@ -1,4 +1,9 @@
-"""LLVM text that finds the cores of the pool's threads."""
+"""LLVM text that finds the cores of the pool's threads.
+
+Linux may wake a thread on the core of the thread that wakes it. Both then share that core for
+milliseconds, while another one idles. So a worker is kept off the core that its next launch comes
+from. Only a launch from another core changes this.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,12 @@ import sys
 
 _MASK = 128
 """Bytes of a set of cores, as Linux has it."""
+_CORES = f"i{8 * _MASK}"
+
+THREAD, OFF_CORE, OWN_CORES = 40, 48, 384
+"""In the slot of a worker: its pthread_t, one more than the core that it is kept off (0 for none),
+and the cores that it had before."""
+OWN_CORES_BYTES = _MASK
 
 _SPREADING = f"""
 declare i32 @sched_getcpu()
@@ -53,6 +64,66 @@ done:
 }}
 
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i32 @pthread_getaffinity_np(ptr, i64, ptr)
+declare i32 @pthread_setaffinity_np(ptr, i64, ptr)
+
+; Keeps a worker off a core, and gives it back the core that it was kept off before. A mask that
+; somebody else has set since is respected.
+define void @keep_off(ptr %slot, i32 %core) nounwind {{
+entry:
+  %now.at = alloca [{_MASK} x i8], align 8
+  %fewer.at = alloca [{_MASK} x i8], align 8
+  %off.at = getelementptr i8, ptr %slot, i64 {OFF_CORE}
+  %thread.at = getelementptr i8, ptr %slot, i64 {THREAD}
+  %own.at = getelementptr i8, ptr %slot, i64 {OWN_CORES}
+  ; One more than the core, so that a new slot has none.
+  %off = load i32, ptr %off.at, align 4
+  %wanted = add i32 %core, 1
+  %same = icmp eq i32 %off, %wanted
+  %unknown = icmp uge i32 %core, {8 * _MASK}
+  %settled = or i1 %same, %unknown
+  br i1 %settled, label %done, label %ask
+ask:
+  %thread = load ptr, ptr %thread.at, align 8
+  %got = call i32 @pthread_getaffinity_np(ptr %thread, i64 {_MASK}, ptr %now.at)
+  %refused = icmp ne i32 %got, 0
+  br i1 %refused, label %done, label %decide
+decide:
+  %now = load {_CORES}, ptr %now.at, align 8
+  %own = load {_CORES}, ptr %own.at, align 8
+  %off.bit = call {_CORES} @core_bit(i32 %off)
+  %off.others = xor {_CORES} %off.bit, -1
+  %expected = and {_CORES} %own, %off.others
+  %ours = icmp eq {_CORES} %now, %expected
+  %none = icmp eq i32 %off, 0
+  %is.own = xor i1 %none, true
+  %as.left = and i1 %ours, %is.own
+  %base = select i1 %as.left, {_CORES} %own, {_CORES} %now
+  store {_CORES} %base, ptr %own.at, align 8
+  %bit = call {_CORES} @core_bit(i32 %wanted)
+  %others = xor {_CORES} %bit, -1
+  %fewer = and {_CORES} %base, %others
+  ; A worker with one core stays on it.
+  %empty = icmp eq {_CORES} %fewer, 0
+  %chosen = select i1 %empty, {_CORES} %base, {_CORES} %fewer
+  store {_CORES} %chosen, ptr %fewer.at, align 8
+  call i32 @pthread_setaffinity_np(ptr %thread, i64 {_MASK}, ptr %fewer.at)
+  store i32 %wanted, ptr %off.at, align 4
+  br label %done
+done:
+  ret void
+}}
+
+; The mask of one core, whose number is one less than given; no core for 0.
+define internal {_CORES} @core_bit(i32 %number) nounwind {{
+  %none = icmp eq i32 %number, 0
+  %core = sub i32 %number, 1
+  %low = and i32 %core, {8 * _MASK - 1}
+  %wide = zext i32 %low to {_CORES}
+  %bit = shl {_CORES} 1, %wide
+  %found = select i1 %none, {_CORES} 0, {_CORES} %bit
+  ret {_CORES} %found
+}}
 """
 _STAYING = """
 define internal i32 @core() nounwind {
@@ -61,10 +132,13 @@ define internal i32 @core() nounwind {
 define internal i1 @step_aside(i32 %core) nounwind {
   ret i1 false
 }
+define internal void @keep_off(ptr %slot, i32 %core) nounwind {
+  ret void
+}
 """
 """Code for systems that do not tell the core of a thread."""
 
 
 def cores_text() -> str:
-    """`i32 core()`, the core of the calling thread, and `i1 step_aside(i32 core)`."""
+    """Return `i32 core()` (of the caller), `i1 step_aside(i32 core)` and `keep_off(slot, core)`."""
     return _SPREADING if sys.platform == "linux" else _STAYING
