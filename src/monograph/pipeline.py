@@ -26,6 +26,7 @@ from monograph.passes.base import Environment, Pass, run_pass
 from monograph.passes.choose_layout import ChooseLayout
 from monograph.passes.fold_constants import FoldConstants
 from monograph.passes.fuse_decoding import FuseDecoding
+from monograph.passes.hoist_invariants import HoistInvariants
 from monograph.passes.horizontal.batch_towers import BatchTowers
 from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings, FuseSharedInput
 from monograph.passes.horizontal.hoist_slices import HoistRows, HoistSlices
@@ -68,6 +69,8 @@ STAGES: tuple[Stage, ...] = (
             Simplify(),
             RecogniseAttention(),
             CollapseViews(),
+            HoistInvariants(),
+            FoldConstants(),  # constants that loops captured are with their readers now
             RecogniseLookups(),
         ),
     ),

@@ -137,3 +137,69 @@ def test_a_loop_whose_iterations_fail_is_left_alone() -> None:
     body.output[0].name = "other"
     model.graph.initializer.append(numpy_helper.from_array(np.int32(0), "nothing"))
     monograph.load(model, target="reference").bound_graph({"x": X})
+
+
+def assigning(rows: str, length: int = 1, count: int = 4) -> onnx.ModelProto:
+    """y[at : at + length] = 2 * x[at : at + length] for at = 0, 1, ..., as Paddle assigns."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Cast", ["at"], ["real"], to=FLOAT),
+            helper.make_node("Add", ["real", "one_f"], ["next_f"]),
+            helper.make_node("Cast", ["next_f"], ["next"], to=TensorProto.INT64),
+            helper.make_node("Add", ["at", "length"], ["stop"]),
+            helper.make_node("Slice", [rows, "at", "stop", "axes"], ["part"]),
+            helper.make_node("Add", ["part", "part"], ["twice"]),
+            helper.make_node("Squeeze", ["at"], ["first"]),
+            helper.make_node("Squeeze", ["stop"], ["last"]),
+            helper.make_node("Range", ["first", "last", "one"], ["places"]),
+            helper.make_node("Unsqueeze", ["places", "last_axis"], ["column"]),
+            helper.make_node("Shape", ["part"], ["shape"]),
+            helper.make_node("Expand", ["column", "shape"], ["indices"]),
+            helper.make_node("ScatterElements", ["y", "indices", "twice"], ["y_out"], axis=0),
+            helper.make_node("Less", ["next", "end"], ["go_on"]),
+        ],
+        "body",
+        [
+            info("i", TensorProto.INT64, []), info("c", BOOL, []),
+            info("at", TensorProto.INT64, [1]), info("y", FLOAT, [6, 3]),
+        ],
+        [
+            info("go_on", BOOL, [1]), info("next", TensorProto.INT64, [1]),
+            info("y_out", FLOAT, None),
+        ],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["", "yes", "zero", "y0"], ["at1", "y1"], body=body)
+    weights = {
+        "zero": np.array([0]), "one": np.int64(1), "one_f": np.array([1], np.float32),
+        "length": np.array([length]), "axes": np.array([0]), "last_axis": np.array([1]),
+        "end": np.array([count]), "yes": np.array(True), "y0": np.zeros((6, 3), np.float32),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        [loop], "g", [info("x", FLOAT, [6, 3])], [info("y1", FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(x), n) for n, x in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+@pytest.mark.parametrize("rows", ["x", "y"])
+@pytest.mark.parametrize(("length", "count"), [(1, 6), (2, 3), (3, 1), (0, 2)])
+def test_slices_at_the_counter_have_known_sizes(
+    target: str, rows: str, length: int, count: int
+) -> None:
+    """The whole loop is one native function, although every turn reads and writes elsewhere."""
+    feeds = {"x": np.arange(18, dtype=np.float32).reshape(6, 3)}
+    session = check(assigning(rows, length, count), feeds, target)
+    (loop,) = loops(session.bound_graph(feeds))
+    assert all(v.type.is_static for v in loop.op.body.values)
+    if target == "cpu":
+        assert session.stats["launches_per_run"] == 1
+        assert session.stats["specialisations"] == 0
+
+
+def test_slices_whose_length_differs_wait_for_the_run() -> None:
+    """The last turn reads fewer rows: the sizes are those of the turn."""
+    feeds = {"x": np.arange(18, dtype=np.float32).reshape(6, 3)}
+    model = assigning("x", length=3, count=5)
+    (loop,) = loops(monograph.load(model, target="reference").bound_graph(feeds))
+    assert not all(v.type.is_static for v in loop.op.body.values)

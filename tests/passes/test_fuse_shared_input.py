@@ -188,3 +188,19 @@ def test_a_lookup_that_needs_another_is_not_joined_with_it() -> None:
     first = Gather(0)(table, i)
     before = graph_of(Gather(0)(constant(rng.integers(0, 5, (5, 3))), first))
     assert fuse(before, FuseEmbeddings())[0] == before
+
+
+@pytest.mark.parametrize("widths", [(2, 5), (3, 3), (1, 2)])
+def test_heads_of_layers_of_one_input_may_differ_in_width(widths: tuple[int, int]) -> None:
+    """Weights of unequal shapes do not stack."""
+    x = value("f32[1, 4]")
+    draw = np.random.default_rng(0)
+
+    def weight(*shape: int) -> Value:
+        return constant(draw.normal(size=shape).astype(np.float32))
+
+    hidden = [Add()(Dot()(x, weight(4, 3)), weight(3)) for _ in widths]
+    heads = [Dot()(h, weight(3, n)) for h, n in zip(hidden, widths, strict=True)]
+    before = graph_of(*heads)
+    after = verify(run_pass(FuseSharedInput(), before, Environment()))
+    check_numbers(before, after, exact=False)

@@ -341,6 +341,10 @@ def fits(stacking: Stacking, users: list[Value], operands: list[Operand]) -> str
     for operand in operands:
         if isinstance(operand, Stacked) and operand.stacking != stacking:
             return "another operand is sliced differently"
+        if isinstance(stacking, NewAxis) and isinstance(operand, PerMember):
+            shapes = [v.tensor.dims for v in operand.values]
+            if any(shape != shapes[0] for shape in shapes):
+                return f"operands differ in shape (expected {shapes[0]}, given {shapes[-1]})"
     if not isinstance(stacking, AlongAxis) or not is_elementwise(users[0].op):
         return ""
     for index, width in enumerate(stacking.widths):

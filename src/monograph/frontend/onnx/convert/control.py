@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from monograph.errors import InferError, MonographError, UnknownRankError
+from monograph.errors import InferError, UnknownRankError
 from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.dtypes import value_type
+from monograph.frontend.onnx.loop_turns import count_turns, settle_turns
 from monograph.frontend.onnx.node import Node, SubGraph, converter
 from monograph.ir import (
     Graph,
@@ -23,7 +24,6 @@ from monograph.ir import (
     unpack,
 )
 from monograph.ir.dtype import DType, boolean, i64
-from monograph.ir.evaluate import evaluate
 from monograph.ops import control as ctl
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
@@ -32,8 +32,6 @@ from monograph.ops.subgraph import join, variant, vary
 
 ENDLESS = np.iinfo(np.int64).max
 """The trip count of a loop that has none."""
-MAX_COUNTED, MAX_COUNTED_SIZE = 1 << 15, 64
-"""The most values that are evaluated to count the iterations of a loop, and their largest size."""
 
 
 @converter("If")
@@ -118,11 +116,12 @@ def _without_fixed_state(
         body.graph.origins,
     )
     operands = (*(state[i] for i in moving), *body.captures, *(state[i] for i in fixed))
-    turns = _count_turns(graph, len(moving), trips, condition, operands)
+    turns = count_turns(graph, len(moving), trips, condition, operands)
     if turns is not None:
         always = constant(np.ones(go_on[1].tensor.static, bool))
         outputs_left = ((go_on[0], always), *graph.outputs[1:])
         graph = Graph(graph.inputs, outputs_left, graph.name, graph.origins)
+        graph = settle_turns(graph, len(moving), turns, operands)
         trips = constant(turns)
     found = unpack(ctl.Loop(graph, len(moving))(trips, condition, *operands))
     last = dict(zip(moving, found, strict=False)) | {i: state[i] for i in fixed}
@@ -139,54 +138,6 @@ def _of_length(stack: Value, length: int, part: Type) -> Value:
     if not isinstance(part, TensorType) or not part.is_static:
         return stack
     return sh.Reshape((length, *part.static))(stack)
-
-
-def _count_turns(
-    body: Graph, carried: int, trips: Value, condition: Value, operands: Sequence[Value]
-) -> int | None:
-    """Return how often a loop runs whose condition follows from known numbers alone.
-
-    Exporters write a loop over the elements of a tensor as one with a counter and a condition. The
-    part of the body that the condition depends on is evaluated; None if it depends on other data,
-    or if it would take long.
-    """
-    ends, limit, go = body.outputs[0][1], known(trips), known(condition)
-    shape = ends.tensor.shape
-    if limit is None or go is None or not go.all() or known(ends) is not None or shape is None:
-        return None
-    place = {v: i - 2 for i, v in enumerate(body.inputs)}
-    wanted: list[Value] = [ends]
-    roots: tuple[Value, ...] = ()
-    while True:
-        values = Graph((), tuple((str(i), v) for i, v in enumerate(wanted))).values
-        roots = tuple(v for v in values if v in place)
-        more = [body.outputs[1 + place[v]][1] for v in roots if 0 <= place[v] < carried]
-        if len(more) == len(wanted) - 1:
-            break
-        wanted = [ends, *more]
-    state = {v: known(operands[place[v]]) for v in roots if place[v] >= 0}
-    small = all(x is not None and x.size <= MAX_COUNTED_SIZE for x in state.values())
-    if not small or not all(v.op.pure for v in values if v not in place):
-        return None
-    named = tuple((str(i), v) for i, v in enumerate(wanted))
-    part, most = Graph(roots, named), MAX_COUNTED // len(values)
-    last = int(limit.reshape(-1)[0])
-    moved = [v for v in roots if 0 <= place[v] < carried]
-    if not moved and all(place[v] != -2 for v in roots):
-        most = min(most, 1)  # no turn changes what the condition depends on
-    for turn in range(min(last, most)):
-        heads = {-2: np.int64(turn), -1: np.True_}
-        feeds = [
-            np.full(v.tensor.static, heads[place[v]]) if place[v] < 0 else state[v] for v in roots
-        ]
-        try:
-            goes_on, *new = evaluate(part, feeds)
-        except MonographError:
-            return None
-        if not goes_on.all():
-            return turn + 1
-        state |= dict(zip(moved, new, strict=True))
-    return last if last <= most else None
 
 
 def _surely_runs(trips: Value, condition: Value) -> bool:
