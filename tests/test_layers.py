@@ -26,7 +26,8 @@ LAYERS = [
     {"calls"},
     {"session"},
     {"compat", "generate", "onnxruntime"},
-    {"report", "serve"},
+    {"report"},
+    {"serve"},
     {"cli"},
     {"__main__"},
 ]
@@ -242,7 +243,7 @@ def _names(path: Path) -> set[str]:
     """Return the names that a module binds at its top level."""
     found: set[str] = set()
     for node in ast.walk(parsed(path)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)

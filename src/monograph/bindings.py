@@ -227,6 +227,20 @@ class Bindings:
         with self._lock:
             return not self.values_decide and self._key(feeds) in self.executables
 
+    def has_code(self, feeds: dict[str, Any]) -> bool:
+        """Return True if a run on such feeds compiles nothing."""
+        if self.target.evaluates or self.knows(feeds):
+            return True
+        with self._lock:
+            shapes, store = self._shapes(feeds), self._package or self._store
+            if shapes is None:
+                return False
+            if self._package is not None or self._config.specialise != "now":
+                fits = not self.variants.exact_reason and self.variants.find(shapes) is not None
+                if fits:
+                    return True
+            return store is not None and store.find(shapes) is not None
+
     def use_of(self, feeds: dict[str, Any]) -> Callable[[], None]:
         """Return a function that reports a use of the executable of these feeds.
 

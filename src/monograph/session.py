@@ -206,6 +206,10 @@ class Session(Calls):
         """Return the executable of a run on these feeds; it is compiled now if it is new."""
         return self.executable_for(self._checked(feeds))
 
+    def has_code(self, feeds: Mapping[str, Any]) -> bool:
+        """Return True if a run on these feeds compiles nothing: code is in memory or on disk."""
+        return self._bindings.has_code(self._checked(feeds))
+
     def compiler(self) -> staged.Compiler:
         """Return what compiles the graphs of this session for the CPU."""
         return self._bindings.compiler()

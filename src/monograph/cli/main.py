@@ -56,6 +56,7 @@ from monograph.cli.options import (
     Values,
 )
 from monograph.cli.profile import profile
+from monograph.cli.serve import serve
 from monograph.cli.verify import verify
 from monograph.errors import ConfigError
 
@@ -359,6 +360,7 @@ app.command()(with_cache(profile))
 app.command("compile")(with_cache(compile_))
 app.command()(with_cache(tune))
 app.command()(with_cache(generate))
+app.command()(with_cache(serve))
 app.command()(with_cache(demo))
 app.command()(with_cache(doctor))
 

@@ -1,0 +1,119 @@
+"""`monograph serve`: parsing only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from monograph.cli.common import reporting
+from monograph.cli.options import Debug, Target, Threads
+from monograph.errors import ConfigError
+
+INSTALL = "pip install 'monograph[serve]'"
+Models = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODELS",
+        help="A folder of models, an ONNX file, a package, or a folder with a decoder.",
+        show_default=False,
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="The port of HTTP; 0 takes a free one.", show_default="8000"
+    ),
+]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="The port of gRPC; 0 takes a free one.", show_default="no gRPC"
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="The address to listen on; 0.0.0.0 for all of the machine.", show_default="127.0.0.1"
+    ),
+]
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="The settings of server and models.",
+        show_default="MODELS/monograph.toml, if it is there",
+    ),
+]
+MaxBatch = Annotated[
+    int | None,
+    typer.Option("--max-batch", min=1, help="The most rows of a batch.", show_default="64"),
+]
+NoBatch = Annotated[bool, typer.Option("--no-batch", help="Run each request by itself.")]
+Queue = Annotated[
+    int | None,
+    typer.Option(min=1, help="The most requests that wait for a model.", show_default="256"),
+]
+MaxBody = Annotated[
+    int | None,
+    typer.Option("--max-body", min=1, help="The most bytes of a body.", show_default="64 MiB"),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="The deadline of a request in seconds.", show_default="30"),
+]
+
+
+def serve(
+    models: Models,
+    http: Port = None,
+    grpc: GrpcPort = None,
+    host: Host = None,
+    config: ConfigPath = None,
+    target: Target = None,
+    threads: Threads = None,
+    max_batch: MaxBatch = None,
+    no_batch: NoBatch = False,
+    queue: Queue = None,
+    max_body: MaxBody = None,
+    timeout: Timeout = None,
+    debug: Debug = False,
+) -> None:
+    """Serve models over HTTP and gRPC, until SIGTERM or Ctrl-C.
+
+    Clients of the Open Inference Protocol (Triton, KServe) reach a model at /v2/models/NAME/infer.
+    Requests that wait at the same time share one run where the graph proves that rows are
+    independent. GET /v2/health/ready answers 200 when all models are compiled; no request waits
+    for a compilation.
+
+    Examples:
+
+    monograph serve model.onnx
+
+    monograph serve models/ --http 8000 --grpc 8001 --host 0.0.0.0
+
+    curl localhost:8000/v2/models/model/infer -d '{"inputs": [{"name": "x", "datatype": "FP32",
+    "shape": [1, 2], "data": [1, 2]}]}'
+    """
+    with reporting(False, debug):
+        try:
+            from monograph.serve.server import serve as serve_models
+        except ImportError as e:
+            if e.name is None or e.name.startswith("monograph"):
+                raise
+            raise ConfigError(
+                "serving needs packages that are not installed", given=e.name, hint=INSTALL
+            ) from None
+        from monograph.serve.settings import read_settings
+
+        defaults = {
+            "target": target, "threads": threads, "max_batch": max_batch,
+            "batch": False if no_batch else None,
+        }  # fmt: skip
+        limits = {"queue": queue, "body_bytes": max_body, "request_seconds": timeout}
+        settings = read_settings(
+            models, config, http=http, grpc=grpc, host=host, defaults=defaults, limits=limits
+        )
+        serve_models(settings)

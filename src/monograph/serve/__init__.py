@@ -1,0 +1,1 @@
+"""Serving: one process that answers requests for models over HTTP and gRPC."""

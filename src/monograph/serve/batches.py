@@ -1,0 +1,137 @@
+"""Batches: requests joined along the batch axis, and their answers as views of the outputs."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Future
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from monograph.ir import Array
+
+Arrays: TypeAlias = dict[str, Array]
+Group: TypeAlias = tuple[Any, ...]
+"""Requests with equal groups may share a batch."""
+SHARED_BYTES = 256
+"""The largest input without a batch axis that is compared between requests."""
+
+
+@dataclass(frozen=True)
+class BatchAxes:
+    """The batch axis of each input and output; inputs without one are the same for all rows."""
+
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request in the queue of a model."""
+
+    feeds: Arrays
+    answer: Future[list[Array]]
+    loop: AbstractEventLoop
+    group: Group
+    rows: int
+    nbytes: int
+    arrived: float
+    deadline: float
+
+
+def group_of(feeds: Arrays, axes: BatchAxes | None) -> tuple[Group, int]:
+    """Return the group of a request and its rows; a request that joins no batch has no rows."""
+    if axes is None:
+        return tuple([x.shape for x in feeds.values()]), 0
+    parts: list[Any] = []
+    sizes = set()
+    for name, x in feeds.items():
+        axis = axes.inputs.get(name)
+        if axis is not None:
+            sizes.add(x.shape[axis])
+            parts.append((name, x.shape[:axis], x.shape[axis + 1 :]))
+        elif x.nbytes <= SHARED_BYTES and x.dtype.kind != "O":
+            parts.append((name, x.shape, x.tobytes()))
+        else:
+            return tuple([x.shape for x in feeds.values()]), 0
+    rows = sizes.pop() if len(sizes) == 1 else 0
+    return tuple(parts), rows
+
+
+@dataclass
+class Buffers:
+    """Memory for the inputs of batches, kept between runs by group and name."""
+
+    axes: BatchAxes
+    most: int
+    kept: dict[tuple[Group, str], Array] = field(default_factory=dict)
+    limit: int = 64
+    """The most arrays that are kept."""
+
+    def joined(self, batch: Sequence[Waiting], rows: int) -> Arrays:
+        """Return the inputs of a batch; each request is copied once, to its place."""
+        group = batch[0].group
+        made: Arrays = {}
+        for name, x in batch[0].feeds.items():
+            axis = self.axes.inputs.get(name)
+            if axis is None:
+                made[name] = x
+                continue
+            room = self._room(group, name, x, axis, rows)
+            at = 0
+            lead = (slice(None),) * axis
+            for request in batch:
+                given = request.feeds[name]
+                end = at + given.shape[axis]
+                room[(*lead, slice(at, end))] = given
+                at = end
+            made[name] = room
+        return made
+
+    def _room(self, group: Group, name: str, like: Array, axis: int, rows: int) -> Array:
+        """Return memory for an input of that many rows."""
+        if axis or rows > self.most:
+            return np.empty((*like.shape[:axis], rows, *like.shape[axis + 1 :]), like.dtype)
+        room = self.kept.get((group, name))
+        if room is None:
+            if len(self.kept) >= self.limit:
+                self.kept.pop(next(iter(self.kept)))
+            room = np.empty((self.most, *like.shape[1:]), like.dtype)
+            self.kept[group, name] = room
+        return room[:rows]
+
+
+def parted(
+    batch: Sequence[Waiting], outputs: Sequence[Array], names: Sequence[str], axes: BatchAxes
+) -> list[list[Array]]:
+    """Return the outputs of each request as views."""
+    found: list[list[Array]] = []
+    at = 0
+    for request in batch:
+        end = at + request.rows
+        found.append([
+            x[(*(slice(None),) * axes.outputs[name], slice(at, end))]
+            for name, x in zip(names, outputs, strict=True)
+        ])  # fmt: skip
+        at = end
+    return found
+
+
+def choose(queue: list[Waiting], most: int) -> list[Waiting]:
+    """Take the requests of the next run from a queue: the oldest, and all that may join it."""
+    first = queue[0]
+    if not first.rows:
+        return [queue.pop(0)]
+    batch: list[Waiting] = []
+    rest: list[Waiting] = []
+    rows = 0
+    for request in queue:
+        joins = request.rows > 0 and request.group == first.group
+        if joins and (not batch or rows + request.rows <= most):
+            batch.append(request)
+            rows += request.rows
+        else:
+            rest.append(request)
+    queue[:] = rest
+    return batch

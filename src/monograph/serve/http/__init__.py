@@ -1,0 +1,1 @@
+"""HTTP: the Open Inference Protocol, the OpenAI-compatible endpoints, metrics and status."""

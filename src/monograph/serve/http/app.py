@@ -1,0 +1,194 @@
+"""The application that answers HTTP requests: it finds the operation and reports errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from monograph.errors import MonographError
+from monograph.serve.failures import (
+    Failure,
+    RequestError,
+    as_request_error,
+    invalid,
+    unimplemented,
+)
+from monograph.serve.http.bodies import answered, read_body
+from monograph.serve.http.infer import HEADER_LENGTH, read_call, write_answer
+from monograph.serve.protocol import Protocol2
+from monograph.serve.settings import Limits
+
+BINARY, JSON = "application/octet-stream", "application/json"
+RETRY_AFTER = {Failure.FULL: "1", Failure.UNAVAILABLE: "1"}
+_UNIMPLEMENTED = {
+    "systemsharedmemory": "shared memory",
+    "cudasharedmemory": "shared memory",
+    "trace": "trace",
+    "logging": "logging",
+}
+_log = logging.getLogger("monograph.serve")
+T = TypeVar("T")
+Handler = Callable[[Request, list[str]], Awaitable[Response]]
+
+
+def as_json(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return an answer in JSON."""
+    return Response(orjson.dumps(found), status, headers, JSON)
+
+
+class HttpApp:
+    """The application of ASGI. Each first part of a path belongs to one handler."""
+
+    def __init__(self, protocol: Protocol2, limits: Limits) -> None:
+        self._protocol = protocol
+        self._limits = limits
+        self.handlers: dict[str, Handler] = {"v2": self._v2}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        parts = scope["path"].strip("/").split("/")
+        try:
+            handler = self.handlers.get(parts[0])
+            if handler is None:
+                raise RequestError(Failure.UNKNOWN, f"there is nothing at {scope['path'][:200]!r}")
+            response = await handler(request, parts)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            response = self._failed(parts[0], error)
+        await response(scope, receive, send)
+
+    def _failed(self, first: str, error: Exception) -> Response:
+        found = as_request_error(error)
+        if found.kind is Failure.INTERNAL:
+            _log.exception("a request failed", exc_info=error)
+        headers = {"retry-after": RETRY_AFTER[found.kind]} if found.kind in RETRY_AFTER else {}
+        if found.kind in (Failure.TOO_LARGE, Failure.SLOW):
+            headers["connection"] = "close"  # the rest of the body is not read
+        return as_json(error_body(first, found), found.kind.status, headers)
+
+    async def _v2(self, request: Request, parts: list[str]) -> Response:
+        """Answer a request of the Open Inference Protocol."""
+        match parts[1:]:
+            case ["models", name, "infer"]:
+                return await self._infer(request, name, "")
+            case ["models", name, "versions", version, "infer"]:
+                return await self._infer(request, name, version)
+            case ["models", _, "generate" | "generate_stream"]:
+                raise unimplemented("generate: use /v1/completions")
+            case ["repository", *rest]:
+                return await self._repository(request, rest)
+            case [first, *rest] if first in _UNIMPLEMENTED or "trace" in rest:
+                raise unimplemented(_UNIMPLEMENTED.get(first, "trace"))
+        _only(request, "GET", "HEAD")
+        return self._look_up(parts[1:])
+
+    def _look_up(self, parts: list[str]) -> Response:
+        """Answer a request that only reads."""
+        protocol = self._protocol
+        match parts:
+            case []:
+                return as_json(protocol.server_metadata())
+            case ["health", "live"]:
+                return _state(protocol.live(), {"live": protocol.live()})
+            case ["health", "ready"]:
+                return _state(protocol.ready(), {"ready": protocol.ready()})
+            case ["models", "stats"]:
+                return as_json(protocol.statistics())
+            case ["models", name, *rest]:
+                version = ""
+                if len(rest) >= 2 and rest[0] == "versions":
+                    version, rest = rest[1], rest[2:]
+                return self._of_model(name, version, rest)
+        raise RequestError(Failure.UNKNOWN, f"there is nothing at /v2/{'/'.join(parts)[:200]}")
+
+    def _of_model(self, name: str, version: str, rest: list[str]) -> Response:
+        protocol = self._protocol
+        match rest:
+            case []:
+                return as_json(protocol.model_metadata(name, version))
+            case ["ready"]:
+                ready = protocol.model_ready(name, version)
+                return _state(ready, {"name": name, "ready": ready})
+            case ["config"]:
+                return as_json(protocol.model_config(name, version))
+            case ["stats"]:
+                return as_json(protocol.statistics(name, version))
+        raise RequestError(Failure.UNKNOWN, f"a model has no {'/'.join(rest)[:200]!r}")
+
+    async def _infer(self, request: Request, name: str, version: str) -> Response:
+        _only(request, "POST")
+        body = await read_body(request, self._limits)
+        self._protocol.repository.get(name, version)
+        call, binary = read_call(body, request.headers.get(HEADER_LENGTH))
+        answer = await while_connected(request, self._protocol.infer(name, version, call))
+        parts, length = write_answer(answer, binary)
+        if length is None:
+            return await answered(request, parts, JSON)
+        return await answered(request, parts, BINARY, {HEADER_LENGTH: str(length)})
+
+    async def _repository(self, request: Request, rest: list[str]) -> Response:
+        _only(request, "POST")
+        given = await read_object(request, self._limits)
+        match rest:
+            case ["index"] | [_, "index"]:
+                return as_json(self._protocol.index(given.get("ready") is True))
+            case ["models", name, "load"] | [_, "models", name, "load"]:
+                await self._protocol.load(name, given.get("parameters") or {})
+            case ["models", name, "unload"] | [_, "models", name, "unload"]:
+                await self._protocol.unload(name)
+            case _:
+                raise RequestError(Failure.UNKNOWN, "the repository has no such operation")
+        return as_json({})
+
+
+async def read_object(request: Request, limits: Limits) -> dict[str, Any]:
+    """Return the JSON object of a body; an empty body is an empty object."""
+    body = await read_body(request, limits)
+    try:
+        found = orjson.loads(body) if body else {}
+    except orjson.JSONDecodeError as e:
+        raise invalid(f"the request is no JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise invalid("the request must be a JSON object")
+    return found
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work; cancel it if the client closes the connection before."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            message = gone.result()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+        return await task
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+def error_body(first: str, error: MonographError) -> dict[str, Any]:
+    """Return an error in the form of the protocol that the path belongs to."""
+    return {"error": str(error)}
+
+
+def _only(request: Request, *methods: str) -> None:
+    if request.method not in methods:
+        raise RequestError(Failure.METHOD, f"the method must be {' or '.join(methods)}")
+
+
+def _state(good: bool, found: dict[str, Any]) -> Response:
+    return as_json(found, 200 if good else 503)

@@ -1,0 +1,266 @@
+"""The runs of one model: a queue, one run at a time, and batches of what waits meanwhile.
+
+A model whose runs are short runs in the thread of the event loop, right after the requests of one
+turn of the loop have been read: a change of threads would take longer than the run. Other models
+run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Sequence
+
+from monograph.ir import Array
+from monograph.serve.batches import Arrays, BatchAxes, Buffers, Waiting, choose, group_of, parted
+from monograph.serve.failures import Failure, RequestError, as_request_error
+from monograph.serve.settings import Limits
+from monograph.serve.statistics import ModelStatistics
+
+SHORT = 300e-6
+"""Runs up to this many seconds stay in the thread of the event loop."""
+IDLE_LOOKS, LOOK_SECONDS = 3, 0.02
+"""A runner is idle when it had no request at so many looks; a request may be on its way."""
+_log = logging.getLogger("monograph.serve")
+Answer = list[Array] | RequestError
+
+
+class Runner:
+    """Runs the requests of a model. `submit` is called in an event loop."""
+
+    def __init__(
+        self,
+        run: Callable[[Arrays], list[Array]],
+        outputs: Sequence[str],
+        statistics: ModelStatistics,
+        limits: Limits,
+        axes: BatchAxes | None = None,
+        max_batch: int = 1,
+        name: str = "",
+    ) -> None:
+        self.axes = axes
+        self.waiting_bytes = 0
+        self._run = run
+        self._names = tuple(outputs)
+        self._statistics = statistics
+        self._limits = limits
+        self._most = max_batch
+        self._buffers = Buffers(axes, max_batch) if axes is not None else None
+        self._queue: list[Waiting] = []
+        self._lock = threading.Lock()
+        """Held while the queue changes."""
+        self._device = threading.Lock()
+        """Held during runs."""
+        self._more = threading.Semaphore(0)
+        self._typical = SHORT
+        self._scheduled = False
+        self._closed = False
+        self._running = 0
+        self._thread = threading.Thread(target=self._work, name=f"run {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        """The number of requests that wait."""
+        return len(self._queue)
+
+    @property
+    def pending(self) -> int:
+        """The number of requests that wait or run."""
+        return len(self._queue) + self._running
+
+    async def submit(self, feeds: Arrays, deadline: float) -> list[Array]:
+        """Return the outputs for checked feeds; `deadline` is a time of `time.monotonic`."""
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
+        group, rows = group_of(feeds, self.axes)
+        size = sum([x.nbytes for x in feeds.values()])
+        waiting = Waiting(
+            feeds, loop.create_future(), loop, group, rows, size, now, deadline
+        )  # fmt: skip
+        with self._lock:
+            self._check_room(size)
+            self._queue.append(waiting)
+            self.waiting_bytes += size
+        short = self._typical < SHORT
+        if not short:
+            self._more.release()
+        elif not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._turn)
+        timer = None if short else loop.call_at(loop.time() + deadline - now, _expire, waiting)
+        try:
+            return await waiting.answer
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def close(self) -> None:
+        """End the thread after the requests that wait; those that take too long are refused."""
+        end = time.monotonic() + self._limits.drain_seconds
+        idle = 0
+        while idle < IDLE_LOOKS and time.monotonic() < end:
+            idle = 0 if self.pending else idle + 1
+            time.sleep(LOOK_SECONDS)
+        with self._lock:
+            self._closed = True
+            left, self._queue = self._queue, []
+        self._deliver([(w, _unloaded()) for w in left])
+        self._more.release()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(self._limits.drain_seconds)
+
+    def _check_room(self, size: int) -> None:
+        if self._closed:
+            raise _unloaded()
+        full = len(self._queue) >= self._limits.queue
+        if full or (self._queue and self.waiting_bytes + size > self._limits.queue_bytes):
+            raise RequestError(
+                Failure.FULL, f"the queue of the model is full ({len(self._queue)} requests)"
+            )
+
+    def _turn(self) -> None:
+        """Run what has come in this turn of the event loop."""
+        self._scheduled = False
+        if self._device.acquire(blocking=False):
+            try:
+                self._run_next()
+            finally:
+                self._device.release()
+        if self._queue:
+            # The thread runs, or several groups wait: the loop reads other requests in between.
+            self._more.release()
+
+    def _work(self) -> None:
+        """Run batches as long as requests come."""
+        while True:
+            self._more.acquire()
+            if self._closed:
+                return
+            while self._queue and not self._closed:
+                with self._device:
+                    self._run_next()
+
+    def _run_next(self) -> None:
+        """Run the next batch and answer its requests."""
+        with self._lock:
+            live = self._take()
+        if not live:
+            return
+        started = time.monotonic()
+        for w in live:
+            self._statistics.queue.add(started - w.arrived)
+        try:
+            answers: list[Answer] = [*self._answers(live)]
+        except Exception as error:
+            answers = self._one_by_one(live, error)
+        ended = time.monotonic()
+        found = list(zip(live, answers, strict=True))
+        for w, answer in found:
+            took = ended - w.arrived
+            if isinstance(answer, RequestError):
+                self._statistics.failed(answer.kind.name.lower(), took)
+            else:
+                self._statistics.success.add(took)
+        self._running = 0
+        self._deliver(found)
+
+    def _take(self) -> list[Waiting]:
+        """Take a batch from the queue; requests that nobody waits for any more are dropped."""
+        now = time.monotonic()
+        kept: list[Waiting] = []
+        for w in self._queue:
+            if w.answer.done():
+                self.waiting_bytes -= w.nbytes
+            elif w.deadline < now:
+                self.waiting_bytes -= w.nbytes
+                self._statistics.failed(Failure.EXPIRED.name.lower(), now - w.arrived)
+                self._deliver([(w, _expired())])
+            else:
+                kept.append(w)
+        self._queue = kept
+        batch = choose(kept, self._most) if kept else []
+        for w in batch:
+            self.waiting_bytes -= w.nbytes
+        self._running = len(batch)
+        return batch
+
+    def _answers(self, batch: list[Waiting]) -> list[list[Array]]:
+        """Run a batch."""
+        if len(batch) == 1 or self._buffers is None:
+            return [self._timed(batch[0].feeds, max(batch[0].rows, 1))]
+        before = time.perf_counter()
+        rows = sum(w.rows for w in batch)
+        feeds = self._buffers.joined(batch, rows)
+        joined = time.perf_counter()
+        self._statistics.compute_input.add(joined - before, len(batch))
+        outputs = self._timed(feeds, rows)
+        after = time.perf_counter()
+        assert self.axes is not None
+        found = parted(batch, outputs, self._names, self.axes)
+        self._statistics.compute_output.add(time.perf_counter() - after, len(batch))
+        return found
+
+    def _timed(self, feeds: Arrays, rows: int) -> list[Array]:
+        """Run feeds and count the run."""
+        before = time.perf_counter()
+        outputs = self._run(feeds)
+        took = time.perf_counter() - before
+        self._typical += (took - self._typical) / 4
+        self._statistics.ran(rows, took)
+        return outputs
+
+    def _one_by_one(self, batch: list[Waiting], error: Exception) -> list[Answer]:
+        """Answer the requests of a batch that failed: each alone, so that one fails by itself."""
+        if len(batch) == 1:
+            found = as_request_error(error)
+            if found.kind is Failure.INTERNAL:
+                _log.exception("a run failed", exc_info=error)
+            return [found]
+        return [answer for w in batch for answer in self._alone(w)]
+
+    def _alone(self, w: Waiting) -> list[Answer]:
+        try:
+            return [*self._answers([w])]
+        except Exception as error:
+            return self._one_by_one([w], error)
+
+    def _deliver(self, found: Sequence[tuple[Waiting, Answer]]) -> None:
+        """Hand answers to the event loop; at once where this is its thread."""
+        try:
+            current: AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            current = None
+        if not found:
+            return
+        loop = found[0][0].loop
+        if loop is current:
+            _answer(found)
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(_answer, found)
+
+
+def _answer(found: Sequence[tuple[Waiting, Answer]]) -> None:
+    for waiting, answer in found:
+        if waiting.answer.done():
+            continue
+        if isinstance(answer, RequestError):
+            waiting.answer.set_exception(answer)
+        else:
+            waiting.answer.set_result(answer)
+
+
+def _expire(waiting: Waiting) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_exception(_expired())
+
+
+def _expired() -> RequestError:
+    return RequestError(Failure.EXPIRED, "the deadline of the request has passed")
+
+
+def _unloaded() -> RequestError:
+    return RequestError(Failure.UNAVAILABLE, "the model is being unloaded")

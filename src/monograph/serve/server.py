@@ -1,0 +1,138 @@
+"""The server process: sockets, the event loop, loading, signals and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from monograph.errors import ConfigError
+from monograph.serve.http.app import HttpApp
+from monograph.serve.http.connections import limited_connections
+from monograph.serve.protocol import Protocol2
+from monograph.serve.repository import Repository
+from monograph.serve.settings import ServerSettings
+
+_log = logging.getLogger("monograph.serve")
+_POLL = 0.02
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without signal handlers: the server drains before it ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """A server of models; `run` returns after SIGTERM or SIGINT."""
+
+    def __init__(self, settings: ServerSettings, announce: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.repository = Repository(settings)
+        self.protocol = Protocol2(self.repository)
+        self.app = HttpApp(self.protocol, settings.limits)
+        self._announce = announce
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until a signal comes, then finish the requests that run."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        addresses = []
+        http: asyncio.Task[None] | None = None
+        server: _Uvicorn | None = None
+        if self.settings.http is not None:
+            listening = listen(self.settings.host, self.settings.http)
+            addresses.append(f"http://{_address(listening)}")
+            server = _Uvicorn(self._uvicorn_config())
+            http = asyncio.create_task(server.serve(sockets=[listening]))
+        self._announce(f"listening on {' and '.join(addresses)}")
+        loading = asyncio.create_task(asyncio.to_thread(self._load))
+        await self._stop.wait()
+        await self._drain()
+        if server is not None and http is not None:
+            server.should_exit = True
+            await http
+        await loading
+        await asyncio.to_thread(self.repository.close)
+
+    def _load(self) -> None:
+        started = time.monotonic()
+        self.repository.load_all()
+        count = len(self.repository.models())
+        self._announce(f"{count} models are ready after {time.monotonic() - started:.1f} s")
+
+    async def _drain(self) -> None:
+        """Refuse new requests, and wait for those that run."""
+        self.repository.draining = True
+        self._announce("draining")
+        end = time.monotonic() + self.settings.limits.drain_seconds
+        while self.repository.pending and time.monotonic() < end:
+            await asyncio.sleep(_POLL)
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        limits = self.settings.limits
+        return uvicorn.Config(
+            self.app,
+            http=limited_connections(limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=limits.connections,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(limits.drain_seconds) or 1,
+        )
+
+
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Return a listening socket; port 0 is any free port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        made.bind((host, port))
+    except OSError as e:
+        made.close()
+        raise ConfigError(
+            f"the server cannot listen: {e.strerror or e}", given=f"{host}:{port}"
+        ) from None
+    made.listen(2048)
+    made.setblocking(False)
+    return made
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def serve(settings: ServerSettings, announce: Callable[[str], None] | None = None) -> None:
+    """Serve models until SIGTERM or SIGINT."""
+
+    async def run() -> None:
+        await Server(settings, announce or _print).run()
+
+    if sys.platform == "win32":
+        asyncio.run(run())
+        return
+    import uvloop
+
+    uvloop.run(run())
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

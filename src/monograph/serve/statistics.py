@@ -1,0 +1,84 @@
+"""Counts and times of the requests and runs of a model."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Duration:
+    """A number of events and their time together."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
+        self.ns += int(seconds * 1e9)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the form of the protocol."""
+        return {"count": self.count, "ns": self.ns}
+
+
+@dataclass
+class ModelStatistics:
+    """Counts of one version of a model; the thread that runs it writes, others read."""
+
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    rows: int = 0
+    runs: int = 0
+    padding: int = 0
+    """Rows that were run and belong to no request."""
+    last_ms: int = 0
+    """The time of the last request in milliseconds since 1970."""
+    batches: dict[int, Duration] = field(default_factory=dict)
+    """Runs by their number of rows."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed requests by the kind of failure."""
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Runs without compiled code for their sizes, by reason."""
+
+    def ran(self, rows: int, seconds: float) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.rows += rows
+        self.compute_infer.add(seconds)
+        self.batches.setdefault(rows, Duration()).add(seconds)
+        self.last_ms = int(time.time() * 1e3)
+
+    def failed(self, kind: str, seconds: float) -> None:
+        """Count a failed request."""
+        self.failures[kind] += 1
+        self.fail.add(seconds)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the form of the protocol."""
+        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        nothing = Duration().as_dict()
+        return {
+            "last_inference": self.last_ms,
+            "inference_count": self.rows,
+            "execution_count": self.runs,
+            "inference_stats": {
+                **{name: getattr(self, name).as_dict() for name in parts},
+                "cache_hit": nothing,
+                "cache_miss": nothing,
+            },
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": nothing,
+                    "compute_infer": took.as_dict(),
+                    "compute_output": nothing,
+                }
+                for rows, took in sorted(self.batches.items())
+            ],
+        }

@@ -1,0 +1,149 @@
+"""A model that maps tensors to tensors: its session, its queue, and the shapes it has code for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monograph.errors import ConfigError, MonographError
+from monograph.ir import Array
+from monograph.runtime.feeds import Port, check_feeds
+from monograph.serve.batches import Arrays, BatchAxes
+from monograph.serve.datatypes import NAMES
+from monograph.serve.failures import Failure, RequestError, invalid
+from monograph.serve.folder import Found
+from monograph.serve.preparation import Preparation
+from monograph.serve.runner import Runner
+from monograph.serve.settings import Limits, ModelSettings
+from monograph.serve.statistics import ModelStatistics
+from monograph.session import Session, load
+
+MOST_SHAPES = 256
+"""The most sets of shapes that a session keeps bound."""
+
+
+class TensorModel:
+    """One version of a model, ready to answer requests."""
+
+    def __init__(self, found: Found, settings: ModelSettings, limits: Limits) -> None:
+        self.name, self.version, self.platform = found.name, found.version, "monograph_onnx"
+        self.settings = settings
+        self.statistics = ModelStatistics()
+        self.session = _open(found.path, settings)
+        self.inputs, self.outputs = self.session.inputs, self.session.outputs
+        self._optional = self.session.optional_inputs
+        _check_types((*self.inputs, *self.outputs))
+        self._expected = [(p.name, p.accepted, p.shape) for p in self.inputs]
+        self.axes, self.unbatched = self._batch_axes()
+        self._preparation = Preparation(self.session, settings, found.path, found.name)
+        self._preparation.prepare((1, 2, settings.max_batch) if self.axes else (1, 2))
+        self._stand_in = self._preparation.fast_reference()
+        self.runner = Runner(
+            self._run,
+            [p.name for p in self.outputs],
+            self.statistics,
+            limits,
+            self.axes,
+            settings.max_batch,
+            found.name,
+        )
+
+    @property
+    def max_batch(self) -> int:
+        """The most rows of a batch; 0 if requests do not share runs."""
+        return self.settings.max_batch if self.axes is not None else 0
+
+    @property
+    def pending(self) -> int:
+        """The number of requests that wait or run."""
+        return self.runner.pending
+
+    async def infer(self, feeds: Mapping[str, Any], deadline: float) -> list[Array]:
+        """Return the outputs for the inputs of a request, in model order."""
+        started = time.monotonic()
+        try:
+            checked = self._checked(feeds)
+        except MonographError:
+            self.statistics.failed("invalid", time.monotonic() - started)
+            raise
+        return await self.runner.submit(checked, deadline)
+
+    def close(self) -> None:
+        """Refuse what waits, and release code and memory."""
+        self.runner.close()
+        self.session.close()
+
+    def _checked(self, feeds: Mapping[str, Any]) -> Arrays:
+        """Return the feeds in the order of the model; raise the session's error for wrong ones."""
+        if len(feeds) == len(self._expected):
+            checked: Arrays = {}
+            for name, type_, shape in self._expected:
+                x = feeds.get(name)
+                if x is None or x.dtype != type_.dtype.numpy or not _fits(x.shape, shape):  # type: ignore[union-attr]
+                    break
+                checked[name] = x
+            else:
+                return checked
+        return check_feeds(self.inputs, feeds, self._optional)
+
+    def _batch_axes(self) -> tuple[BatchAxes | None, str]:
+        """Return the batch axes, or None and the reason why requests do not share runs."""
+        return None, "the settings say so" if not self.settings.batch else "nothing is proven"
+
+    def _run(self, feeds: Arrays) -> list[Array]:
+        """Run compiled code; where sizes have none yet, the reference if it is fast enough."""
+        if self._preparation.covers(feeds):
+            return self.session.run(feeds)
+        if self._stand_in is not None:
+            self.statistics.fallbacks["reference"] += 1
+            return self._stand_in.run(feeds)
+        self.statistics.fallbacks["refused"] += 1
+        raise RequestError(
+            Failure.UNAVAILABLE,
+            "the code for these sizes is being prepared; send the request again in a moment",
+            hint="declare the sizes by `shapes` in the settings of the model",
+        )
+
+
+def _open(path: Path, settings: ModelSettings) -> Session:
+    """Load a model; open dimensions get code for any shape where the target has such code."""
+    options: dict[str, Any] = {"threads": settings.threads, "max_cached_shapes": MOST_SHAPES}
+    package = path.suffix == ".mono"
+    if package:
+        return load(path, settings.target)
+    target = settings.target or "cpu"
+    session = load(path, target, dims=dict(settings.dims) or None, **options)
+    is_open = any(isinstance(d, str) for p in session.inputs for d in p.shape or ())
+    if not is_open or session.config.target != "cpu":
+        return session
+    any_shape = load(path, target, dims=dict(settings.dims) or None, specialise="off", **options)
+    session.close()
+    return any_shape
+
+
+def _check_types(ports: tuple[Port, ...]) -> None:
+    for port in ports:
+        if port.type is not None and port.dtype not in NAMES:
+            raise ConfigError(
+                "the protocol has no such type",
+                expected=", ".join(map(str, NAMES)),
+                given=str(port),
+            )
+
+
+def _fits(given: tuple[int, ...], shape: tuple[int | str, ...] | None) -> bool:
+    if shape is None:
+        return True
+    if len(given) != len(shape):
+        return False
+    pairs = zip(given, shape, strict=True)
+    return all(have == want or isinstance(want, str) for have, want in pairs)
+
+
+def tensor_model(model: object, name: str) -> TensorModel:
+    """Return a model that takes tensors; an error for a language model."""
+    if not isinstance(model, TensorModel):
+        raise invalid(f"model {name!r} generates text: send requests to /v1/completions")
+    return model
