@@ -6,13 +6,13 @@ takes no import, no rewriting and no compiling. Both are kept while they are in 
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections import Counter, OrderedDict
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,17 +21,22 @@ from monograph.errors import ConfigError, FeedError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
-from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
+from monograph.runtime.cpu.any_shape import AnyShape
 from monograph.runtime.cpu.backend import CpuBackend
+from monograph.runtime.cpu.background import why_no_process
+from monograph.runtime.cpu.stored_exact import ModelUse, StoredExactCode
+from monograph.runtime.cpu.tiers import TieredExecutable, Tiers
 from monograph.runtime.cpu.trim_memory import release_memory
 from monograph.runtime.cpu.variants import Variants
-from monograph.runtime.executable import Executable
+from monograph.runtime.executable import ANY_SHAPE, Executable
 from monograph.runtime.fast_path import closed
 from monograph.runtime.feeds import ModelSignature, clashing_sizes
 from monograph.runtime.forking import ForkLock, import_whole
-from monograph.runtime.progress import Progress, silent, until_ready
-from monograph.runtime.reference import ReferenceExecutable, ReferenceTarget
+from monograph.runtime.kept_executables import KeptExecutables, Key
+from monograph.runtime.progress import Progress, until_ready
+from monograph.runtime.reference import ReferenceExecutable
 from monograph.runtime.target import Target
+from monograph.targets import REWRITES, open_target
 
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
 # load: what needs them imports them.
@@ -39,15 +44,12 @@ if TYPE_CHECKING:
     from monograph.model import Model
     from monograph.runtime.cache.package import Package
     from monograph.runtime.dynamic import staged
-    from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
 
 _READS = ("monograph.frontend.onnx.tensors", "monograph.model")
-_REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
-_COMPILES = (*_REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
+_COMPILES = (*REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
 """Modules that are imported when a model is first read, rewritten and compiled."""
 
 _log = logging.getLogger("monograph")
-Key: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
 
 
@@ -67,11 +69,11 @@ class Bindings:
         """True if ranks depend on the values of small inputs, not on shapes alone."""
         self.found = 0
         """The number of executables that were found on disk."""
-        self.gone: Counter[str] = Counter()
-        """The counts of executables that were dropped."""
+        self.seconds = 0.0
+        """The time spent compiling exact code here."""
         self.tally: RunCounters | None = None if config.capture == OFF else RunCounters()
         """The counters of all runs, of dropped executables too; None if captures are off."""
-        self.executables: OrderedDict[Key, Executable] = OrderedDict()
+        self.kept = KeptExecutables(config.max_cached_shapes)
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._source = source
         self._config = config
@@ -79,17 +81,8 @@ class Bindings:
         self._progress = progress
         self._lock = ForkLock()
         self._closed = False
-        self.gpu: GpuBackend | CrossCompiler | None = None
-        """The target, if it is a GPU."""
-        # Not a method of the bindings: executables hold on to it.
-        optimise = partial(optimise_for, config, progress=progress)
         self.target: Target
-        if config.on_gpu:
-            self.target = self.gpu = _open_gpu(config, optimise, progress, self.tally)
-        elif config.target == "cpu":
-            self.target = CpuBackend(config, optimise, progress, self.tally)
-        else:
-            self.target = ReferenceTarget(optimise)
+        self.target, self.gpu = open_target(config, progress, self.tally)
         self._model: Model | None = None
         self._package: Package | None = None
         self._store: CacheStore | None = None
@@ -107,8 +100,21 @@ class Bindings:
         """The code for any shape."""
         with until_ready(self._progress):
             self.signature = self._signature()
-        if config.specialise != "now":
+        self._any_shape = config.target == "cpu" and config.specialise != "now"
+        if self._any_shape:
             self.variants.exact_reason = self._why_exact()
+        # Not the bindings themselves: executables hold on to it.
+        self._given = (source, config, dims, self.donate, progress)
+        use = ModelUse(source, config, dims, self.donate)
+        self.tiers: Tiers | None = None
+        """The specialisations in the background; None if there are none."""
+        self.one_tier_reason = self._why_one_tier(use)
+        """The reason why nothing is specialised in the background; "" if something may be."""
+        if not self.one_tier_reason:
+            assert self._store is not None
+            again = partial(_compiler, self._given)
+            code = StoredExactCode(self._store, use, self.target, again)
+            self.tiers = Tiers(config.max_cached_shapes, code)
 
     def _signature(self) -> ModelSignature:
         if self._package is not None:
@@ -180,26 +186,25 @@ class Bindings:
             raise closed()
         if self.target.evaluates:
             graph = self.evaluated(feeds)
-            return ReferenceExecutable(graph, lambda: self.bound(feeds), self.gone)
+            return ReferenceExecutable(graph, lambda: self.bound(feeds), self.kept.gone)
         with self._lock:
-            key = self._key(feeds)
-            if key not in self.executables:
+            found = self.kept.find(self._key(feeds))
+            if found is None:
                 known = len(self.variants.codes)
                 with until_ready(self._progress):
-                    made = self._make(feeds)
-                key = self._key(feeds)
-                self.executables[key] = made
-                self._count_gone(self._config.max_cached_shapes)
-                if not isinstance(made, AnyShapeExecutable) or len(self.variants.codes) > known:
+                    found = self._make(feeds)
+                self.kept.keep(self._key(feeds), found)
+                if found.tier != ANY_SHAPE or len(self.variants.codes) > known:
                     release_memory()  # a new shape for known code has left nothing behind
-            return _used(self.executables, key, self._config.max_cached_shapes)
+            return found
 
     def close(self) -> None:
         """Drop all graphs and executables. What was counted stays; nothing runs any more."""
         with self._lock:
             self._closed = True
-            self._count_gone(0)
-            self.executables.clear()
+            if self.tiers is not None:
+                self.tiers.close()
+            self.kept.clear()
             self.graphs.clear()
             self._model = None
             release_memory()
@@ -216,16 +221,10 @@ class Bindings:
         source = self._source.with_values(names)
         return Bindings(source, self._config, self._dims, self.donate, self._progress)
 
-    def _count_gone(self, limit: int) -> None:
-        """Keep the counts of executables beyond a limit, which are about to be dropped."""
-        excess = max(0, len(self.executables) - limit)
-        for e in itertools.islice(self.executables.values(), excess):
-            self.gone.update(runs=e.runs, specialisations=e.specialisations, copies=e.copies)
-
     def knows(self, feeds: dict[str, Any]) -> bool:
         """Return True if there is an executable for such feeds, whatever their values."""
         with self._lock:
-            return not self.values_decide and self._key(feeds) in self.executables
+            return not self.values_decide and self.kept.holds(self._key(feeds))
 
     def has_code(self, feeds: dict[str, Any]) -> bool:
         """Return True if a run on such feeds compiles nothing."""
@@ -246,12 +245,12 @@ class Bindings:
 
         It raises KeyError where the executable has been dropped.
         """
-        return partial(self.executables.move_to_end, self._key(feeds))
+        return partial(self.kept.use, self._key(feeds))
 
     def made(self) -> list[Executable]:
         """Return the executables that are in memory."""
         with self._lock:
-            return list(self.executables.values())
+            return [e for _, e in self.kept.items()]
 
     def compiler(self) -> staged.Compiler:
         """Return what compiles the stages of a graph for the CPU."""
@@ -264,12 +263,12 @@ class Bindings:
         from monograph.runtime.cache.package import write_package
 
         with self._lock:
-            made = list(self.executables.items())
+            made = self.kept.items()
         if not made:
             raise ConfigError("nothing has been compiled yet", hint="run the model once, then save")
         artefacts = {}
         for key, executable in made:
-            if isinstance(executable, AnyShapeExecutable):
+            if executable.tier == ANY_SHAPE:
                 continue
             artefact = executable.artefact()
             if self.values_decide or artefact is None or not artefact.whole:
@@ -303,7 +302,7 @@ class Bindings:
             return None
         self._progress("load", 0, 1)
         self.found += 1
-        return self.target.load(artefact, self._compile_again(feeds, shapes))
+        return self.target.load(artefact, _compiler(self._given, shapes, _dtypes(feeds)))
 
     def _find_or_compile(self, feeds: dict[str, Any]) -> Executable:
         """Compile for such feeds, or wait for another process that does and load its result."""
@@ -313,19 +312,14 @@ class Bindings:
         with self._store.claimed(shapes, lambda: self._progress("wait", 0, 1)) as waited:
             return (self._find(feeds) if waited else None) or self._compile(feeds)
 
-    def _compile_again(self, feeds: dict[str, Any], shapes: Shapes) -> Callable[[], Executable]:
-        """Return a function that compiles for such feeds from the model file."""
-        types = {name: x.dtype for name, x in feeds.items()}
-        # Not a reference to these bindings, which would keep each other alive.
-        again = (self._source, self._config, self._dims, self.donate, self._progress)
-        return lambda: _compile_again(Bindings(*again), shapes, types)
-
     def _compile(self, feeds: dict[str, Any]) -> Executable:
         """Compile for such feeds, and keep the result on disk if possible."""
         import_whole(*_COMPILES)
         from monograph.runtime.cpu.executable import CpuExecutable
 
+        started = time.perf_counter()
         made = self.compiled(feeds)
+        self.seconds += time.perf_counter() - started
         shapes = self._shapes(feeds)
         if self._store is None or shapes is None or not isinstance(made, CpuExecutable):
             _log.info("the compiled model is not stored on disk as a whole")
@@ -333,7 +327,7 @@ class Bindings:
         stored = self._store.keep(shapes, made.artefact())
         if stored is None:
             return made
-        made.adopt(stored, self._compile_again(feeds, shapes))
+        made.adopt(stored, _compiler(self._given, shapes, _dtypes(feeds)))
         if all(isinstance(p.type, TensorType) and p.type.is_static for p in self.signature.inputs):
             # There will be no other shapes; what else is asked of the model, it is read for again.
             self._model = None
@@ -342,22 +336,37 @@ class Bindings:
     def _make(self, feeds: dict[str, Any]) -> Executable:
         """Find or compile an executable for such feeds: code for any shape, or exact code."""
         shapes = self._shapes(feeds)
-        packaged = self._package is not None
-        if shapes is None or (self._config.specialise == "now" and not packaged):
+        if shapes is None or not (self._any_shape or self._package is not None):
             return self._find(feeds) or self._find_or_compile(feeds)
-        if packaged:
+        if self._package is not None:
             if (exact := self._find(feeds)) is not None:
                 return exact
             made = self.variants.find(shapes)
+            if made is None:
+                raise self._package.no_code(shapes, self.variants.misfits(shapes))
         else:
             made = self.variants.find_or_compile(shapes, self._compile_variant)
-        if made is None and self._package is not None:
-            raise self._package.no_code(shapes, self.variants.misfits(shapes))
         if made is None:
             return self._find(feeds) or self._find_or_compile(feeds)
         if self.tally is not None:
             self.tally.watch(made)
-        return made
+        if self.tiers is None:
+            return made
+        return TieredExecutable(made, shapes, _dtypes(feeds), self.tiers)
+
+    def compile_exact(self, shapes: Shapes, dtypes: Mapping[str, str]) -> None:
+        """Compile exact code for a set of shapes and store it, but do not keep it here."""
+        with self._lock:
+            if self._store is None or not self._store.has(shapes):
+                self._find_or_compile(_without_data(shapes, dtypes))
+
+    def _why_one_tier(self, use: ModelUse) -> str:
+        """Return why nothing is specialised in the background; "" if something may be."""
+        if self._config.specialise != "auto":
+            return f'specialise="{self._config.specialise}"'
+        if not self._any_shape or self._package is not None:
+            return "a package has no model" if self._package is not None else "not on a CPU"
+        return self.variants.exact_reason or use.why_not_elsewhere or why_no_process()
 
     def _why_exact(self) -> str:
         """Return why a session has no code for any shape, as far as that is known beforehand."""
@@ -412,45 +421,21 @@ def _parts_of(executable: Executable, values_decide: bool) -> str:
     return "complex inputs, outputs without memory of their own, or no code for a device"
 
 
-def _open_gpu(
-    config: Config,
-    optimise: Callable[[Graph], Graph],
-    progress: Progress,
-    tally: RunCounters | None,
-) -> GpuBackend | CrossCompiler:
-    """Return the GPU target of a session; torch and triton are imported only where they exist."""
-    from monograph.runtime.gpu.driver.device_discovery import make_ready
-
-    make_ready(config.device)
-    from monograph.runtime.gpu.target import open_target
-
-    return open_target(config, optimise, progress, tally)
+def _compiler(
+    given: tuple[Any, ...], shapes: Shapes, dtypes: Mapping[str, str]
+) -> Callable[[], Executable]:
+    """Return a function that compiles from the model file what was found on disk."""
+    return lambda: Bindings(*given).compiled(_without_data(shapes, dtypes))
 
 
-def optimise_for(config: Config, graph: Graph, progress: Progress = silent) -> Graph:
-    """Return a graph of known shapes after the passes of the configuration's target."""
-    if config.target == "reference" and not config.optimise:
-        return graph
-    import_whole(*_REWRITES)
-    from monograph.passes.base import Environment
-    from monograph.pipeline import chosen_passes, optimise, target_cost, target_options
-
-    options = target_options(config)
-    count, done = len(chosen_passes(options)), itertools.count(1)
-    progress("rewrite", 0, count)
-    return optimise(
-        graph,
-        environment=Environment(target_cost(config)),
-        options=options,
-        observe=lambda *_: progress("rewrite", next(done), count),
-    )
+def _without_data(shapes: Shapes, dtypes: Mapping[str, str]) -> dict[str, Any]:
+    """Return arrays that take no memory: only their shapes matter."""
+    return {n: np.broadcast_to(np.zeros((), dtypes[n]), shape) for n, shape in shapes.items()}
 
 
-def _compile_again(bindings: Bindings, shapes: Shapes, types: Mapping[str, Any]) -> Executable:
-    """Compile what an executable that was found on disk was made from."""
-    # Arrays that take no memory: only their shapes matter.
-    feeds = {name: np.broadcast_to(np.zeros((), types[name]), s) for name, s in shapes.items()}
-    return bindings.compiled(feeds)
+def _dtypes(feeds: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the element types of feeds."""
+    return {n: x.dtype.name if x.dtype.isbuiltin == 2 else x.dtype.str for n, x in feeds.items()}
 
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Array]:

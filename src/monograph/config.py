@@ -21,7 +21,7 @@ INTERPRETER = "interpreter"
 PRECISIONS = ("f32", "f16", "bf16")
 TUNING = ("off", "fast", "full")
 CAPTURE = ("auto", "off", "require")
-SPECIALISE = ("now", "off")
+SPECIALISE = ("auto", "now", "off")
 INSTRUCTION_SETS = ("avx512_vnni", "avx512", "avx2", "sse2", "neon", "baseline")
 """The names of the instruction sets that CPU code can be compiled for."""
 _GPU = re.compile(r"gpu(?::([0-9]{1,3}|sm_[0-9]+|gfx[0-9a-f]+|interpreter))?\Z")
@@ -91,8 +91,9 @@ class Config:
     """
 
     specialise: str = "now"
-    """The code of a CPU model with open dimensions: "now" compiles exact code for each set of
-    shapes; "off" compiles once, with open dimensions as run-time values, and runs any shape.
+    """The code of a CPU model with open dimensions: "off" compiles once, with open dimensions as
+    run-time values, and runs any shape; "now" compiles exact code for each set of shapes; "auto"
+    runs any shape, and compiles exact code in the background for shapes that keep coming back.
     """
     checked: bool = False
     """Check every memory access of a kernel against its buffer: for tests and debugging, several
@@ -135,10 +136,10 @@ class Config:
             raise ConfigError(
                 "`cache_bytes` must not be negative", expected=">= 0", given=self.cache_bytes
             )
-        if self.specialise != "now" and self.target != "cpu":
+        if self.specialise == "off" and self.target != "cpu":
             raise ConfigError(
                 "only CPU code can be compiled for any shape",
-                expected='target="cpu", or specialise="now"',
+                expected='target="cpu", or specialise="auto"',
                 given=self.target,
             )
         if not self.on_gpu:

@@ -15,7 +15,7 @@ from monograph.errors import ConfigError, ExecutionError
 from monograph.ir import Graph
 from monograph.runtime.cache.store import UnreadModel
 from monograph.runtime.counts import Counts, Stats
-from monograph.runtime.executable import constant_bytes
+from monograph.runtime.executable import ANY_SHAPE, EXACT, constant_bytes, described
 from monograph.runtime.progress import Progress, check_progress, silent
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Session(Calls):
         How runs were launched: `captures`, `replays`, `rebinds`, copies that had to be made
         (`staged`) and runs that were more than one launch (`fallbacks`), the last two by reason.
         """
-        made, gone, tally = self._bindings.made(), self._bindings.gone, self._bindings.tally
+        made, gone, tally = self._bindings.made(), self._bindings.kept.gone, self._bindings.tally
         copies = self._donated.copies + gone["copies"]
         threads = {"threads": max((e.threads for e in made), default=0)} if self.threads else {}
         found = {
@@ -162,15 +162,24 @@ class Session(Calls):
         return Stats(found | self._target.stats(made))
 
     def _any_shape_stats(self) -> dict[str, Any]:
-        """Return the statistics of code for any shape, where it was asked for."""
-        variants = self._bindings.variants
-        if self.config.specialise == "now" and not variants.codes:
+        """Return the statistics of both tiers, where code for any shape was asked for."""
+        bindings = self._bindings
+        variants, tiers = bindings.variants, bindings.tiers
+        if (self.config.specialise == "now" or self.config.target != "cpu") and not variants.codes:
             return {}
         return {
             "variants": len(variants.codes),
             "guards": [code.guards for code in variants.codes],
             "variant_reasons": list(variants.reasons),
             "exact_reason": variants.exact_reason,
+            "shapes_seen": bindings.kept.added,
+            "shapes": [described(e) for e in bindings.made()],
+            "compile_seconds": {
+                ANY_SHAPE: variants.seconds,
+                EXACT: bindings.seconds,
+                "background": 0.0 if tiers is None else tiers.seconds,
+            },
+            "background": bindings.one_tier_reason if tiers is None else tiers.stats(),
         }
 
     def tolerances(

@@ -11,7 +11,6 @@ import pytest
 
 import monograph
 from monograph import pipeline
-from monograph.bindings import optimise_for
 from monograph.config import make_config
 from monograph.ir import Graph, Value, print_graph
 from monograph.ops.elementwise import Abs, Sigmoid, Tanh
@@ -21,6 +20,7 @@ from monograph.report.commands import bisection
 from monograph.report.commands.bisection import COSTS
 from monograph.report.commands.explain import _nearest
 from monograph.rewrite import Missed, Reject, Rule, Trace, rewrite, variables
+from monograph.targets import optimise_for
 from tests.cli.calls import call, call_json
 from tests.report import models
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from monograph.bindings import optimise_for
 from monograph.config import make_config
 from monograph.ir import Op
 from monograph.ops import OPS
 from monograph.program.fusion.index_bounds import unproven_addresses
 from monograph.report.commands.launch_regions import launching_of
+from monograph.targets import optimise_for
 from tests.samples import sample_graph
 
 

@@ -23,6 +23,9 @@ Outputs: TypeAlias = list[Data]
 Stream: TypeAlias = Any
 """A torch stream, or the driver's number of one; None is the current stream."""
 
+EXACT, ANY_SHAPE = "exact", "any shape"
+"""The tiers of code: for one set of shapes, and for all that its guards allow."""
+
 
 class CompiledArtefact(Protocol):
     """The parts of an executable that a file can hold."""
@@ -171,6 +174,16 @@ class Executable(Protocol):
         """The number of programs compiled for sizes that data decided."""
         return 0
 
+    @property
+    def input_shapes(self) -> dict[str, list[int]]:
+        """The shapes of the inputs by name; empty if they are not known as plain data."""
+        return {}
+
+    @property
+    def tier(self) -> str:
+        """The kind of code: `EXACT`, or `ANY_SHAPE` for code that others share."""
+        return EXACT
+
     def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
         """Run once on feeds that fit; outputs are fresh or the arrays given in `out`."""
 
@@ -202,6 +215,11 @@ class Executable(Protocol):
     def artefact(self) -> CompiledArtefact | None:
         """Return what a file can hold of the executable; None if nothing."""
         return None
+
+
+def described(executable: Executable) -> dict[str, Any]:
+    """Return the shapes of an executable, its tier and its runs, as plain data."""
+    return {"shapes": executable.input_shapes, "tier": executable.tier, "runs": executable.runs}
 
 
 def constant_bytes(executables: Iterable[Executable]) -> int:
@@ -303,6 +321,17 @@ class WrappedExecutable(Executable):
     @property
     def specialisations(self) -> int:
         return self.inner.specialisations
+
+    @property
+    def input_shapes(self) -> dict[str, list[int]]:
+        return self.inner.input_shapes
+
+    @property
+    def tier(self) -> str:
+        return self.inner.tier
+
+    def takes_text(self, name: str) -> bool:
+        return self.inner.takes_text(name)
 
     def artefact(self) -> CompiledArtefact | None:
         return self.inner.artefact()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from monograph.bindings import optimise_for
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.config import make_config
 from monograph.errors import ConfigError, FeedError, InferError, MonographError, some_of
@@ -30,6 +29,7 @@ from monograph.program.work import ExpandedWeights, expanded_weights
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising
 from monograph.report.render.console import table
 from monograph.runtime.counts import DATA_DECIDE
+from monograph.targets import optimise_for
 
 if TYPE_CHECKING:
     from monograph.codegen.triton.module.kernel import Work

@@ -113,6 +113,10 @@ class DiskCache:
         self.touch(key)
         return parts
 
+    def has(self, key: str) -> bool:
+        """Return True if there is an entry, intact or not."""
+        return self._usable and self._path(key).exists()
+
     def touch(self, key: str) -> bool:
         """Record a use of an entry, for eviction; return False if there is none."""
         try:

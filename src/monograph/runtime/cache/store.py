@@ -245,6 +245,10 @@ class CacheStore:
             None if self._external is None else self._read(self._program_key(shapes), Artefact.of)
         )
 
+    def has(self, shapes: Shapes) -> bool:
+        """Return True if a program for these input shapes seems to be stored."""
+        return self._external is not None and self._cache.has(self._program_key(shapes))
+
     def find_variant(self, number: int) -> AnyShapeArtefact | None:
         """Return a variant of the code for any shape, if there are so many."""
         if self._external is None:

@@ -18,14 +18,16 @@ from monograph.codegen.llvm.module.features import Features
 from monograph.config import make_config
 from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, Graph
+from monograph.ir.lazy import lazy
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import Most, SizeExpression, SizeFloor, Symbol
 from monograph.ir.sizes import SizeScope, any_open, described, is_open
 from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import DiskCache
-from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort, Workspace
+from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort, Workspace, aligned
 from monograph.runtime.cpu.native import NativeCode
+from monograph.runtime.executable import ANY_SHAPE
 from monograph.runtime.progress import Progress, silent
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -97,12 +99,20 @@ class AnyShapeExecutable(NativeExecutable):
     """
 
     def __init__(self, code: AnyShape, layout: Layout, sizes: Array) -> None:
+        self._any_shape = code
         program = code.artefact.program
         super().__init__(layout, code.native, program.constants, program.weights, sizes)
-        self._code = code.native
         self._free = code.workspaces
         self._sizes_at = sizes.ctypes.data
         self._block = code.block
+
+    def _hold(self, constants: Array, weights: Mapping[str, Array]) -> None:
+        """Take them from the variant: its workspaces, which point to them, outlive this."""
+        self._constants, self._weights, self._addresses = self._any_shape.memory
+
+    @property
+    def tier(self) -> str:
+        return ANY_SHAPE
 
     @property
     def shared_bytes(self) -> dict[str, int]:
@@ -141,6 +151,13 @@ class AnyShape:
         self._table = len(self.scope.table)
         self._others = {e: self._table + i for i, e in enumerate(wanted)}
         self._compute = shape_function([*self.scope.hints], [*self.scope.table, *wanted])
+
+    @lazy
+    def memory(self) -> tuple[Array, Mapping[str, Array], Array]:
+        """The small constants, the large ones, and the addresses of these."""
+        program = self.artefact.program
+        addresses = np.array([w.ctypes.data for w in program.weights.values()], np.int64)
+        return aligned(program.constants), program.weights, addresses
 
     def adopt(self, stored: AnyShapeArtefact) -> None:
         """Take constants and object code from the file that holds them, before any run."""

@@ -216,6 +216,10 @@ class NativeExecutable(Executable):
         return f"{type(self).__name__}(({taken}) -> ({made}), {size})"
 
     @property
+    def input_shapes(self) -> dict[str, list[int]]:
+        return {s.name: list(s.shape) for s in self.layout.inputs}
+
+    @property
     def launches(self) -> int:
         """Native functions called for one run: 1 where everything is compiled."""
         return len(self.layout.functions)

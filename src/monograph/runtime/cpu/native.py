@@ -39,6 +39,16 @@ if _llvm_lock is not None:
 _inside_llvm = Busy()
 
 
+_jobs = 0
+"""The most modules to compile at once; 0 for as many as threads can run."""
+
+
+def compile_on(threads: int) -> None:
+    """Compile on so many threads from now on, in this process."""
+    global _jobs
+    _jobs = threads
+
+
 @cache
 def _initialise() -> None:
     llvm.initialize_native_target()
@@ -82,7 +92,7 @@ def compile_modules(
     # LLVM serves no interrupt, so this thread only waits. The others are daemons: a process that
     # is interrupted does not wait for a module that nobody wants any more.
     try:
-        for _ in range(min(jobs or available_threads(), len(texts))):
+        for _ in range(min(jobs or _jobs or available_threads(), len(texts))):
             Thread(target=work, name="monograph-compile", daemon=True).start()
         for _ in texts:
             if (failure := ended.get()) is not None:
