@@ -20,6 +20,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
+.PHONY: bench-any-shape
 .PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -101,6 +102,10 @@ sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 t
 bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-any-shape: $(STAMP) ## Time code for any shape beside exact code and ONNX Runtime (ARGS="-k ppocr --threads 1")
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -W ignore -m benchmarks.any_shape $(ARGS)
 
 dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph in its place (ARGS="magika nudenet")
 	$(BIN)/python -m benchmarks.dropin $(ARGS)

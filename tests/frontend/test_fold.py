@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from monograph.frontend.onnx.fold import fold, known_sizes
+from monograph.frontend.onnx.fold import fold
+from monograph.frontend.onnx.size_search import known_sizes
 from monograph.frontend.onnx.sizes import divided, plus, reshape, size_of, times
-from monograph.ir import UNKNOWN, Constant, Input, constant, dtype, known, parse_tensor_type
+from monograph.ir import (
+    UNKNOWN,
+    Constant,
+    Input,
+    TensorType,
+    constant,
+    dtype,
+    known,
+    parse_tensor_type,
+)
+from monograph.ir.sizes import SizeScope
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.cast import Cast
 from monograph.ops.index import Gather
+from monograph.ops.logic import Less
+from monograph.ops.reduce import ReduceProd, ReduceSum
+from monograph.ops.scatter import ScatterElements
+from monograph.ops.slice import Slice
 
 X = Input("x", parse_tensor_type("f32[N, 3, 4]"))()
 SHAPE = sh.ShapeOf()(X)
@@ -69,3 +84,34 @@ def test_sizes_as_converters_use_them() -> None:
     view = reshape(X, [n, times(size_of(X, 1), size_of(X, 2))])
     assert isinstance(view.op, sh.Reshape)
     assert str(view.type) == "f32[N, 12]"
+
+
+def test_moved_sizes_are_followed() -> None:
+    pads = sh.Concat(0)(SHAPE, ints(0))
+    pairs = sh.Reshape((2, 2))(pads)
+    assert known_sizes(pairs) == ("N", 3, 4, 0)
+    assert known_sizes(sh.Transpose((1, 0))(pairs)) == ("N", 4, 3, 0)
+    reversed_rows = Slice((1, 0), (-3, 2), (-1, 1))(pairs)
+    assert known_sizes(reversed_rows) == (4, 0, "N", 3)
+    assert known_sizes(sh.Broadcast((2, 3))(SHAPE)) == ("N", 3, 4, "N", 3, 4)
+    placed = ScatterElements(0)(ints(7, 8, 9), ints(2, 0), Gather(0)(SHAPE, ints(0, 2)))
+    assert known_sizes(placed) == (4, 8, "N")
+    unknown_place = ScatterElements(0)(ints(7, 8, 9), Gather(0)(SHAPE, ints(0)), ints(1))
+    assert known_sizes(unknown_place) == (UNKNOWN,) * 3
+
+
+def test_more_arithmetic_on_open_sizes() -> None:
+    scope = SizeScope()
+    w = scope.symbol("w", 20)
+    shape = sh.ShapeOf()(Input("x", TensorType(dtype("f32"), (w, 3, 4)))())
+    first = Gather(0)(shape, ints(0))
+    assert known_sizes(ReduceProd((0,))(shape)) == (w * 12,)
+    assert known_sizes(ReduceSum((0,), keep=True)(shape)) == (w + 7,)
+    assert known_sizes(ew.Mod()(first, ints(8))) == (w % 8,)
+    assert known_sizes(ew.Neg()(first)) == (-w,)
+    assert not scope.guards
+    assert known_sizes(ew.Max()(first, ints(16))) == (w,)
+    assert not scope.holds(dict.fromkeys(scope.hints, 15))
+    is_small = Less()(first, ints(64))
+    assert known_sizes(ew.Where()(is_small, first, ints(64))) == (w,)
+    assert not scope.holds(dict.fromkeys(scope.hints, 64))

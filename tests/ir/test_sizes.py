@@ -11,11 +11,11 @@ import pytest
 from monograph.ir import Literal, TensorType, constant, known
 from monograph.ir.dtype import f32, i64
 from monograph.ir.size_expressions import Symbol, evaluate
+from monograph.ir.size_guards import described
 from monograph.ir.sizes import (
     Size,
     SizeScope,
     common_divisor,
-    described,
     divides,
     hint_of,
     is_open,
@@ -206,3 +206,53 @@ def test_decisions_hold_wherever_guards_hold(seed: int) -> None:
         assert found == plain
     assert scope.holds(scope.hints)
     assert tried or scope.guards
+
+
+def test_quotients_of_sums_are_exact(scope: SizeScope) -> None:
+    n, w = symbols(scope, n=2, w=100)
+    assert (4 * w - 24) // (w - 6) == 4
+    assert repr((n * w * 3 - n * 18) // (w - 6)) == repr(3 * n)
+    assert repr((w * w - 36) // (w + 6)) == repr(w - 6)
+    assert type((4 * w - 23) // (w - 6)) is Size
+    assert not scope.guards
+
+
+def test_quotients_that_nearly_cancel_have_near_bounds(scope: SizeScope) -> None:
+    (w,) = symbols(scope, w=320)
+    added = (w + 255) // 256 * 256 - w
+    assert proven(-1, "<", added)
+    assert proven(added, "<", 256)
+    assert not proven(added, "<", 255)
+    assert proven((w + 255) // 256 - w // 256, "<=", 1)
+    assert proven(w // 3 * 3 - w // 2 * 2, "<", 3)
+    assert not scope.guards
+
+
+def test_equal_sizes_replace_each_other(scope: SizeScope) -> None:
+    h, w = symbols(scope, h=64, w=96)
+    small, large = (w + 31) // 32, (w + 15) // 16
+    assert large == 2 * small  # a guard from here on
+    (guard,) = scope.guards
+    assert divides(2, (w + 15) // 16)
+    assert repr((w + 15) // 16 + 1) == repr(2 * small + 1)
+    assert proven(large * 3, "==", small * 6)
+    assert common_divisor(large * 4, 12) == 4
+    assert list(scope.guards) == [guard]
+    assert h == 64
+    assert repr(h + w) == repr(w + 64)
+
+
+def test_one_guard_names_all_who_asked(scope: SizeScope) -> None:
+    (w,) = symbols(scope, w=8)
+
+    def first() -> bool:
+        return w > 4
+
+    def second() -> bool:
+        return w > 6
+
+    assert first()
+    assert second()
+    ((guard),) = scope.guards.values()
+    assert "first" in guard.reason
+    assert "second" in guard.reason

@@ -16,6 +16,10 @@ LEAST = 2
 """The least value of an open dimension: 0 and 1 are sizes of their own, as ints."""
 
 
+MOST_TERMS = 64
+"""The most terms of a quotient that division looks for."""
+
+
 @dataclass(frozen=True)
 class Symbol:
     """An open dimension of an input, or a number that is computed for each shape."""
@@ -112,11 +116,17 @@ def multiply(a: SizeExpression, b: SizeExpression) -> SizeExpression:
 
 
 def divide_exactly(a: SizeExpression, b: SizeExpression) -> SizeExpression | None:
-    """Return a / b if every term of a is a multiple of b, which has one term; else None."""
-    if len(b.terms) != 1:
-        return from_number(1) if a == b else None
-    (divisor, by), made = b.terms[0], []
-    for product, count in a.terms:
+    """Return the expression that is a / b, if there is one; else None."""
+    if a == b:
+        return from_number(1)
+    if not b.terms:
+        return None
+    (divisor, by), *others = sorted(b.terms, key=_rank, reverse=True)
+    made: list[tuple[Product, int]] = []
+    for _ in range(MOST_TERMS):
+        if not a.terms:
+            return collect(made)
+        product, count = max(a.terms, key=_rank)
         rest = list(product)
         for factor in divisor:
             if factor not in rest:
@@ -124,8 +134,16 @@ def divide_exactly(a: SizeExpression, b: SizeExpression) -> SizeExpression | Non
             rest.remove(factor)
         if count % by:
             return None
-        made.append((tuple(rest), count // by))
-    return collect(made)
+        quotient = tuple(rest), count // by
+        made.append(quotient)
+        kept = SizeExpression(tuple(t for t in a.terms if t[0] != product))
+        a = subtract(kept, multiply(SizeExpression((quotient,)), SizeExpression(tuple(others))))
+    return None
+
+
+def _rank(term: tuple[Product, int]) -> tuple[int, list[str]]:
+    """Return the place of a term in an order that multiplication keeps."""
+    return len(term[0]), [factor_text(f) for f in term[0]]
 
 
 def divide(a: SizeExpression, b: SizeExpression) -> SizeExpression:
@@ -212,6 +230,53 @@ def _value(factor: Factor, values: Mapping[Symbol, int]) -> int:
     if isinstance(factor, SizeFloor):
         return evaluate(factor.of, values) // evaluate(factor.by, values)
     return max(evaluate(e, values) for e in factor.of)
+
+
+def contains(expression: SizeExpression, factor: Factor) -> bool:
+    """Return True if a factor occurs in an expression, at any depth."""
+    found = factors(expression)
+    return factor in found or any(contains(e, factor) for f in found for e in parts(f))
+
+
+def factors(expression: SizeExpression) -> set[Factor]:
+    """Return the factors of the terms of an expression."""
+    return {f for product, _ in expression.terms for f in product}
+
+
+def parts(factor: Factor) -> tuple[SizeExpression, ...]:
+    """Return the expressions that a factor is made of."""
+    if isinstance(factor, SizeFloor):
+        return factor.of, factor.by
+    return factor.of if isinstance(factor, Most) else ()
+
+
+def replaced(expression: SizeExpression, by: Mapping[Factor, SizeExpression]) -> SizeExpression:
+    """Return an expression with some factors replaced, at any depth."""
+    if not any(contains(expression, f) for f in by):
+        return expression
+    made = from_number(0)
+    for product, count in expression.terms:
+        term = from_number(count)
+        for factor in product:
+            term = multiply(term, _replaced_factor(factor, by))
+        made = add(made, term)
+    return made
+
+
+def _replaced_factor(factor: Factor, by: Mapping[Factor, SizeExpression]) -> SizeExpression:
+    if factor in by:
+        return by[factor]
+    if isinstance(factor, SizeFloor):
+        return divide(replaced(factor.of, by), replaced(factor.by, by))
+    if isinstance(factor, Most):
+        of = dict.fromkeys(replaced(e, by) for e in factor.of)
+        return next(iter(of)) if len(of) == 1 else one_factor(Most(tuple(sorted(of, key=str))))
+    return one_factor(factor)
+
+
+def one_factor(factor: Factor) -> SizeExpression:
+    """Return a factor as an expression."""
+    return SizeExpression((((factor,), 1),))
 
 
 def subtract(a: SizeExpression, b: SizeExpression) -> SizeExpression:

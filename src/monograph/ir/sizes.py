@@ -13,12 +13,10 @@ be conservative asks `proven`.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from monograph.ir import size_expressions as ex
 from monograph.ir.size_expressions import (
@@ -26,26 +24,25 @@ from monograph.ir.size_expressions import (
     Factor,
     Most,
     SizeExpression,
+    SizeFloor,
     Symbol,
+    collect,
     evaluate,
+)
+from monograph.ir.size_guards import (
+    Bounds,
+    SizeGuard,
+    asker,
+    described,
+    floored,
+    interval_product,
 )
 
 Number = TypeVar("Number", int, float)
-Bounds: TypeAlias = tuple[float, float]
-"""The least and greatest value, infinite where there is none."""
 
 
-@dataclass
-class SizeGuard:
-    """The range of an expression without its constant, and the values that it does not have."""
-
-    least: float = -math.inf
-    most: float = math.inf
-    other_than: set[int] = field(default_factory=set)
-    reason: str = ""
-    """The code that asked first."""
-
-
+MOST_DIVISOR = 1 << 24
+"""The largest common divisor of quotients that bounds are derived with."""
 _scopes = itertools.count(1)
 
 
@@ -59,6 +56,8 @@ class SizeScope:
         self.table: dict[SizeExpression, int] = {}
         """The place of each expression that compiled code reads."""
         self._bounds: dict[SizeExpression, Bounds] = {}
+        self._equal: dict[Factor, SizeExpression] = {}
+        """The expressions that stand for factors, because guards make them equal."""
 
     def symbol(self, name: str, hint: int, least: int = LEAST) -> Size:
         """Return the size of an open dimension."""
@@ -68,11 +67,16 @@ class SizeScope:
 
     def sized(self, expression: SizeExpression) -> int:
         """Return an expression as a size; an int if it is a number."""
+        expression = self.settled(expression)
         literal = expression.literal
         return Size(expression, self.hint(expression), self) if literal is None else literal
 
     def hint(self, expression: SizeExpression) -> int:
         return evaluate(expression, self.hints)
+
+    def settled(self, expression: SizeExpression) -> SizeExpression:
+        """Return an expression with factors replaced by what guards say that they are equal to."""
+        return ex.replaced(expression, self._equal) if self._equal else expression
 
     def slot(self, expression: SizeExpression) -> int:
         """Return the place of an expression in the table."""
@@ -100,15 +104,38 @@ class SizeScope:
             one = SizeExpression(((shared, 1),))
             left = ex.divide_exactly(rest, one)
             assert left is not None
-            return _interval_product(self._range(one), self.bounds(left))
+            return interval_product(self._range(one), self.bounds(left))
         low = high = 0.0
         for product, count in rest.terms:
             ends: Bounds = (1, 1)
             for factor in product:
-                ends = _interval_product(ends, self._of_factor(factor))
-            ends = _interval_product(ends, (count, count))
+                ends = interval_product(ends, self._of_factor(factor))
+            ends = interval_product(ends, (count, count))
             low, high = low + ends[0], high + ends[1]
-        return low, high
+        least, most = self._without_quotients(rest)
+        return max(low, least), min(high, most)
+
+    def _without_quotients(self, expression: SizeExpression) -> Bounds:
+        """Return bounds of a sum of quotients, in which a // n is (a - r) / n with r in 0..n-1.
+
+        They are near where quotients nearly cancel, as in n * (a // n) - a.
+        """
+        quotients = {}
+        for product, count in expression.terms:
+            floor = product[0] if len(product) == 1 else None
+            if isinstance(floor, SizeFloor) and (by := floor.by.literal) is not None:
+                quotients[product] = floor.of, by, count
+        whole = math.lcm(*(by for _, by, _ in quotients.values()))
+        if not quotients or len(expression.terms) == 1 or whole > MOST_DIVISOR:
+            return -math.inf, math.inf
+        total = collect((p, whole * c) for p, c in expression.terms if p not in quotients)
+        low = high = 0
+        for of, by, count in quotients.values():
+            times = count * whole // by
+            total = ex.add(total, ex.multiply(of, ex.from_number(times)))
+            low, high = low + min(0, -times * (by - 1)), high + max(0, -times * (by - 1))
+        least, most = self.bounds(total)
+        return -floored(-(least + low), whole), floored(most + high, whole)
 
     def _of_factor(self, factor: Factor) -> Bounds:
         if isinstance(factor, Symbol):
@@ -118,7 +145,7 @@ class SizeScope:
             each = [self.bounds(e) for e in factor.of]
             return max(low for low, _ in each), max(high for _, high in each)
         (low, high), (least, most) = self.bounds(factor.of), self.bounds(factor.by)
-        corners = [_floored(x, y) for x in (low, high) for y in (max(least, 1), most)]
+        corners = [floored(x, y) for x in (low, high) for y in (max(least, 1), most)]
         return min(corners), max(corners)
 
     def decide(self, difference: SizeExpression, how: str) -> bool:
@@ -133,6 +160,7 @@ class SizeScope:
 
     def proof(self, difference: SizeExpression, how: str) -> bool | None:
         """Return whether an expression is 0 or below 0, if that is proven; else None."""
+        difference = self.settled(difference)
         low, high = self.bounds(difference)
         if how == "<":
             return True if high < 0 else False if low >= 0 else None
@@ -153,6 +181,7 @@ class SizeScope:
         low, high = (x - constant for x in self.bounds(difference))
         if how == "==" and answer:
             self._limit(rest, -constant, -constant)
+            self._equate(difference)
         elif how == "==" and low == -constant:
             self._limit(rest, low + 1, math.inf)
         elif how == "==" and high == -constant:
@@ -160,13 +189,30 @@ class SizeScope:
         elif how == "==":
             if rest.terms[0][1] < 0:
                 rest, constant = ex.negative(rest), -constant
-            guard = self.guards.setdefault(rest, SizeGuard(reason=_asker()))
+            guard = self.guards.setdefault(rest, SizeGuard())
             guard.other_than.add(-constant)
+            guard.ask(asker(__file__))
         elif answer:
             self._limit(rest, -math.inf, -constant - 1)
         else:
             self._limit(rest, -constant, math.inf)
         self._bounds.clear()
+
+    def _equate(self, difference: SizeExpression) -> None:
+        """Replace a factor of an expression that is 0, from now on, by what it is equal to."""
+        for product, count in reversed(difference.terms):
+            if len(product) != 1 or abs(count) != 1:
+                continue
+            (factor,) = product
+            term = SizeExpression(((product, -count),))
+            other = ex.add(difference, term)
+            if count > 0:
+                other = ex.negative(other)
+            if ex.contains(other, factor):
+                continue
+            one = {factor: other}
+            self._equal = {f: ex.replaced(e, one) for f, e in self._equal.items()} | one
+            return
 
     def _limit(self, rest: SizeExpression, least: float, most: float) -> None:
         """Keep a range of an expression without constant, as one of its simplest part."""
@@ -176,15 +222,16 @@ class SizeScope:
                 rest, least, most = ex.negative(rest), -most, -least
             if common > 1:
                 rest = SizeExpression(tuple((p, c // common) for p, c in rest.terms))
-                least, most = -_floored(-least, common), _floored(most, common)
+                least, most = -floored(-least, common), floored(most, common)
             nested = ex.as_quotient(rest)
             if nested is None:
                 break
             floor, by = nested[0], nested[0].by.literal or 1
             rest, constant = ex.without_constant(floor.of)
             least, most = least * by - constant, most * by + by - 1 - constant
-        guard = self.guards.setdefault(rest, SizeGuard(reason=_asker()))
+        guard = self.guards.setdefault(rest, SizeGuard())
         guard.least, guard.most = max(guard.least, least), min(guard.most, most)
+        guard.ask(asker(__file__))
 
     def holds(self, values: Mapping[Symbol, int]) -> bool:
         """Return True if compiled code is valid for these values of the symbols."""
@@ -197,47 +244,6 @@ class SizeScope:
             if not guard.least <= value <= guard.most or value in guard.other_than:
                 return f"{expression} is {value}: {described(guard)}"
         return None
-
-
-def described(guard: SizeGuard) -> str:
-    """Return a guard as a text."""
-    least, most = (int(n) if math.isfinite(n) else n for n in (guard.least, guard.most))
-    parts = []
-    if least == most:
-        parts.append(f"must be {least}")
-    elif math.isfinite(least) and math.isfinite(most):
-        parts.append(f"must be in {least}..{most}")
-    elif math.isfinite(least):
-        parts.append(f"must be at least {least}")
-    elif math.isfinite(most):
-        parts.append(f"must be at most {most}")
-    if guard.other_than:
-        parts.append(f"must not be {', '.join(map(str, sorted(guard.other_than)))}")
-    return f"{' and '.join(parts)} ({guard.reason})"
-
-
-def _asker() -> str:
-    """Return the function that asked for a decision."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    if frame is None:
-        return "unknown"
-    module = frame.f_globals.get("__name__", "").removeprefix("monograph.")
-    return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"
-
-
-def _interval_product(a: Bounds, b: Bounds) -> Bounds:
-    corners = [0.0 if 0 in (x, y) else x * y for x in a for y in b]
-    return min(corners), max(corners)
-
-
-def _floored(a: float, b: float) -> float:
-    if math.isinf(a):
-        return a
-    if math.isinf(b):
-        return 0 if a >= 0 else -1
-    return a // b
 
 
 def _expression(number: Any) -> SizeExpression | None:
@@ -428,6 +434,12 @@ def proven(a: int, how: str, b: int) -> bool:
     return difference.scope.proof(difference.expression, how) is True
 
 
+def same_sizes(a: Iterable[int], b: Iterable[int]) -> bool:
+    """Return True if two shapes are the same for all sizes."""
+    xs, ys = tuple(a), tuple(b)
+    return len(xs) == len(ys) and all(proven(x, "==", y) for x, y in zip(xs, ys, strict=True))
+
+
 def divides(divisor: int, number: int) -> bool:
     """Return True if a number is a multiple of a divisor for all sizes."""
     if type(divisor) is not Size and type(number) is not Size:
@@ -435,7 +447,8 @@ def divides(divisor: int, number: int) -> bool:
     left, right = _expression(number), _expression(divisor)
     assert left is not None
     assert right is not None
-    return ex.divide_exactly(left, right) is not None
+    scope = next(n.scope for n in (number, divisor) if type(n) is Size)
+    return ex.divide_exactly(scope.settled(left), scope.settled(right)) is not None
 
 
 def common_divisor(*numbers: int) -> int:
@@ -447,7 +460,9 @@ def common_divisor(*numbers: int) -> int:
     for number in numbers:
         expression = _expression(number)
         assert expression is not None
-        scope = number.scope if type(number) is Size else scope
+        if type(number) is Size:
+            scope = number.scope
+            expression = scope.settled(expression)
         for product, coefficient in expression.terms:
             count = math.gcd(count, coefficient)
             rest = list(product)

@@ -20,6 +20,11 @@ class Work:
     flops: float
     bytes: float
 
+    def __post_init__(self) -> None:
+        # Work is an estimate: it is that of the run that is compiled for.
+        object.__setattr__(self, "flops", hint_of(self.flops))
+        object.__setattr__(self, "bytes", hint_of(self.bytes))
+
     def __add__(self, other: Work) -> Work:
         return Work(
             self.launches + other.launches, self.flops + other.flops, self.bytes + other.bytes
@@ -52,8 +57,7 @@ class LinearCost:
     decodes: bool = False
 
     def seconds(self, work: Work) -> float:
-        flops, moved = hint_of(work.flops), hint_of(work.bytes)
-        busy = max(flops / self.flops_per_second, moved / self.bytes_per_second)
+        busy = max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
         return work.launches * self.launch_seconds + busy
 
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from monograph.ir import Array, Constant, Input, Value, constant, known
+from monograph.ir.sizes import hint_of
 from monograph.ops.cast import Cast
 from monograph.ops.composite import LayerNorm, RmsNorm
 from monograph.ops.elementwise import Add, Clip, Div, Max, Mul, Pow, Sqrt, Sub
@@ -59,9 +60,10 @@ def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Re
     if context.use_count(w) > 1:
         return Reject("the weights have another user", 1, context.use_count(w))
     depth, width = w.tensor.static
-    products = 2.0 * rows * depth * width
-    moved = float(w.tensor.nbytes + norm.tensor.nbytes)
-    before = context.cost.seconds(Work(2, products, moved + 2.0 * norm.tensor.nbytes))
+    products = 2.0 * hint_of(rows) * depth * width
+    made = float(hint_of(norm.tensor.nbytes))
+    moved = w.tensor.nbytes + made
+    before = context.cost.seconds(Work(2, products, moved + 2.0 * made))
     # Each program adds up the squares again: at most as many operations as the product has.
     after = context.cost.seconds(Work(1, 2 * products, moved))
     if after >= before:

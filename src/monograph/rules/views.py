@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from monograph.ir import TensorType, Value
+from monograph.ir.sizes import proven
 from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.shape import COPY, Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.rewrite import ANY, Context, Reject, rewrite, variables
@@ -364,7 +365,7 @@ def pad_as_slice(value: Value) -> Value | Reject:
     """pad(x) -> a slice of x where nothing is added, x itself where nothing is removed either"""
     op, x = value.op, value.inputs[0]
     assert isinstance(op, Pad)
-    if max((*op.before, *op.after), default=0) > 0:
+    if not all(proven(n, "<=", 0) for n in (*op.before, *op.after)):
         return Reject("elements are added", "counts of at most 0", (op.before, op.after))
     if not any((*op.before, *op.after)):
         return x

@@ -12,17 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeAlias
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
 from monograph.errors import ModelError, MonographError
+from monograph.frontend.onnx.size_search import known_sizes
 from monograph.ir import (
-    UNKNOWN,
     Array,
     Constant,
-    Dim,
     Graph,
     TensorType,
     TupleType,
@@ -33,17 +31,10 @@ from monograph.ir import (
     known,
     subgraphs,
 )
-from monograph.ir.dtype import i32, i64
+from monograph.ir.dtype import i64
 from monograph.ir.memory import lend, machine_memory, text_lengths
-from monograph.ir.sizes import any_open, hint_of, is_open
-from monograph.ops import elementwise as ew
-from monograph.ops import shape as sh
-from monograph.ops.base import Binary
-from monograph.ops.cast import Cast
-from monograph.ops.index import Gather
+from monograph.ir.sizes import any_open
 from monograph.ops.quant import Dequantize
-
-Sizes: TypeAlias = tuple[Dim, ...] | None
 
 FOLD_BYTES = 1 << 16
 """The largest constant expression folded during import, in bytes."""
@@ -53,12 +44,6 @@ FOLD_WORK = 1 << 28
 """The limit of all folding in one import: the bytes of all computed values."""
 VALUE_WORK = 256
 """The overhead counted for each computed value."""
-MAX_LENGTH = 64
-"""The longest vector taken as sizes."""
-MAX_DEPTH = 24
-"""The deepest chain that is searched for a size."""
-
-
 _budget: ContextVar[list[int] | None] = ContextVar("fold_budget", default=None)
 _kept: WeakSet[Value] = WeakSet()
 """Constant expressions that are too large or fail; expressions that contain them do too."""
@@ -179,107 +164,6 @@ def _type_bytes(type_: Type) -> int:
     if isinstance(type_, TupleType):
         return sum(map(_type_bytes, type_.items))
     return type_.nbytes if isinstance(type_, TensorType) and type_.is_static else 64
-
-
-def known_sizes(value: Value) -> tuple[Dim, ...] | None:
-    """Return the elements of an integer scalar or vector: ints, symbols or UNKNOWN.
-
-    None for any other value, or if its length is not known.
-    """
-    search = _Search()
-    found = search.sizes(value, MAX_DEPTH)
-    if not search.cut:
-        _found.update(search.seen)
-    return found
-
-
-_found: WeakKeyDictionary[Value, Sizes] = WeakKeyDictionary()
-"""The results of earlier searches: nodes come in order, so each search ends at its inputs."""
-
-
-@dataclass
-class _Search:
-    """One backward search from a value; `cut` is True if it stopped before the end."""
-
-    seen: dict[Value, Sizes] = field(default_factory=dict)
-    cut: bool = False
-
-    def sizes(self, value: Value, depth: int) -> Sizes:
-        if value in _found:
-            return _found[value]
-        if value not in self.seen:
-            self.seen[value] = None
-            length = _length(value)
-            if length is not None:
-                found = self._near(value, depth)
-                fits = found is not None and len(found) == length
-                self.seen[value] = found if fits else (UNKNOWN,) * length
-        return self.seen[value]
-
-    def _near(self, value: Value, depth: int) -> Sizes:
-        if depth == 0 or len(self.seen) > FOLD_VALUES:
-            self.cut = True
-            return None
-        return _evaluate(value, self, depth - 1)
-
-
-def _length(value: Value) -> int | None:
-    kind = value.type
-    # Arithmetic in narrower types would wrap.
-    if not isinstance(kind, TensorType) or kind.dtype not in (i32, i64) or not kind.is_static:
-        return None
-    return kind.size if kind.rank <= 1 and kind.size <= MAX_LENGTH else None
-
-
-def _evaluate(value: Value, search: _Search, depth: int) -> Sizes:
-    data = known(value)
-    if data is not None:
-        return tuple(d if is_open(d) else int(d) for d in data.reshape(-1))
-    op = value.op
-    if isinstance(op, sh.ShapeOf):
-        return value.inputs[0].tensor.shape
-    operands = [search.sizes(v, depth) for v in value.inputs]
-    if any(found is None for found in operands):
-        return None
-    lists = [found for found in operands if found is not None]
-    if isinstance(op, sh.Concat):
-        return tuple(d for found in lists for d in found)
-    if isinstance(op, (sh.Squeeze, sh.Unsqueeze, sh.Reshape)):
-        return lists[0]
-    if isinstance(op, Cast):
-        return tuple(d if isinstance(d, str) or abs(d) < 2**31 else UNKNOWN for d in lists[0])
-    if isinstance(op, sh.Slice):
-        taken = op.ranges([len(lists[0])])[0] if op.starts else range(len(lists[0]))
-        return tuple(lists[0][i] for i in taken) if isinstance(taken, range) else None
-    if isinstance(op, Gather):
-        return _gathered(*lists)
-    if isinstance(op, (ew.Add, ew.Sub, ew.Mul, ew.Div)):
-        return _computed(op, *lists)
-    return None
-
-
-def _gathered(sizes: tuple[Dim, ...], indices: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    places = [i for i in indices if isinstance(i, int) and -len(sizes) <= i < len(sizes)]
-    return tuple(sizes[i] for i in places) if len(places) == len(indices) else None
-
-
-def _computed(op: Binary, xs: tuple[Dim, ...], ys: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    if len(xs) != len(ys):
-        count = len(ys) if len(xs) == 1 else len(xs)
-        xs, ys = (s * count if len(s) == 1 else s for s in (xs, ys))
-    return tuple(_compute(op, x, y) for x, y in zip(xs, ys, strict=True))
-
-
-def _compute(op: Binary, x: Dim, y: Dim) -> Dim:
-    if isinstance(x, int) and isinstance(y, int):
-        if isinstance(op, ew.Div):
-            return UNKNOWN if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-        exact: int = {"add": x + y, "sub": x - y, "mul": x * y}[op.name]
-        return exact if -(2**31) <= hint_of(exact) < 2**31 else UNKNOWN
-    neutral = 1 if isinstance(op, (ew.Mul, ew.Div)) else 0
-    if y == neutral:
-        return x
-    return y if x == neutral and isinstance(op, (ew.Mul, ew.Add)) else UNKNOWN
 
 
 SPARSE_FREE = 1 << 24

@@ -14,7 +14,8 @@ import onnx
 
 from monograph.errors import ConfigError, FeedError, InferError
 from monograph.frontend.onnx.dtypes import value_type
-from monograph.frontend.onnx.fold import fold, known_sizes
+from monograph.frontend.onnx.fold import fold
+from monograph.frontend.onnx.size_search import known_sizes
 from monograph.ir import UNKNOWN, Array, Dim, TensorType, Value, constant
 from monograph.ir.dtype import i64
 from monograph.ops import elementwise as ew

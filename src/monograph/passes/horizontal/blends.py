@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from monograph.ir import Constant, Value, constant, known
+from monograph.ir.sizes import hint_of
 from monograph.ops.elementwise import Where
 from monograph.passes.horizontal.stackings import (
     AlongAxis,
@@ -105,10 +106,10 @@ def blend_work(epilogues: Sequence[MemberEpilogue], stacking: Stacking) -> Work:
     """The additional operations of a blend; the launches and bytes of separate epilogues."""
     kinds = {e.kind(stacking): len(e.steps) for e in epilogues}
     stored = [e for e in epilogues if e.steps and e.stored]
-    size = sum(e.start.tensor.size for e in epilogues)
-    own = sum(e.start.tensor.size * len(e.steps) for e in epilogues)
+    size = hint_of(sum(e.start.tensor.size for e in epilogues))
+    own = hint_of(sum(e.start.tensor.size * len(e.steps) for e in epilogues))
     flops = FLOPS_EACH * (sum(kinds.values()) * size - own)
-    moved = sum(2.0 * e.start.tensor.nbytes for e in stored)
+    moved = 2.0 * hint_of(sum(e.start.tensor.nbytes for e in stored))
     return Work(len({e.kind(stacking) for e in stored}), flops, moved)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Sequence
 
 from monograph.ir import Graph, Item, TupleType, Value
 from monograph.ir.dtype import bf16, f16, f32
-from monograph.ir.sizes import hint_of, proven
+from monograph.ir.sizes import hint_of, proven, same_sizes
 from monograph.ops.linear import Dot
 from monograph.ops.shape import Slice
 from monograph.program.fusion.op_classes import (
@@ -126,7 +126,7 @@ class _Roots:
         """Return True if the work from a kernel's result to a root can be its epilogue."""
         if not is_pointwise(root) or root in self.anchor or not is_native(value):
             return False
-        if value.tensor.shape != root.tensor.shape:
+        if not same_sizes(value.tensor.static, root.tensor.static):
             starts = part_starts(value, root, self.stored)
             return bool(starts) and self.gathers(value, starts, root.tensor.static[-1])
         # Every path to the root must keep the element's index: no views on the way.

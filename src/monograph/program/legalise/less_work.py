@@ -58,7 +58,7 @@ def _channels_last(value: Value) -> Value | None:
     """Return an op of channels first as one of channels last, between copies."""
     op, x = value.op, value.inputs[0]
     rank = x.tensor.rank
-    if rank < 3 or x.tensor.static[1] < MANY_CHANNELS:
+    if rank < 3 or hint_of(x.tensor.static[1]) < MANY_CHANNELS:
         return None
     last: Op
     if isinstance(op, (MaxPool, AveragePool, LpPool)):
@@ -81,7 +81,7 @@ def _with_channels_together(value: Value) -> Value:
     x, *others = value.inputs
     _, channels, *sizes = x.tensor.static
     bins = math.prod((value.tensor.static[0], *value.tensor.static[2:]))
-    if channels < MANY_CHANNELS or hint_of(bins) * 4 < hint_of(math.prod(sizes)):
+    if hint_of(channels) < MANY_CHANNELS or hint_of(bins) * 4 < hint_of(math.prod(sizes)):
         return value
     together = Copy()(Transpose((0, 2, 3, 1))(x))
     return value.op(Transpose((0, 3, 1, 2))(together), *others)

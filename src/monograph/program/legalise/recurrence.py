@@ -13,6 +13,7 @@ import numpy as np
 
 from monograph.ir import Array, DType, Op, TensorType, TupleType, Value, constant, known
 from monograph.ir.dtype import f32, f64
+from monograph.ir.sizes import hint_of
 from monograph.ir.traits import known_product
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
@@ -53,7 +54,7 @@ class Recurrence(Op):
         return tuple(y.astype(r.dtype) for y in results)
 
     def flops(self, hidden: int) -> float:
-        return 2.0 * self.time * self.batch * self.gates * hidden * hidden
+        return 2.0 * hint_of(self.time * self.batch) * self.gates * hidden * hidden
 
     def accumulation_length(self, *types: TensorType) -> int:
         """Return the terms that remain when the product with the input is a dot of its own."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from monograph.ir import Array
 from monograph.ir.size_expressions import Factor, Most, SizeExpression, SizeFloor, Symbol
-from monograph.ir.sizes import SizeGuard, SizeScope, is_open
+from monograph.ir.size_guards import SizeGuard
+from monograph.ir.sizes import SizeScope, is_open
 from monograph.runtime.cache.artefact import Artefact, Weights
 from monograph.runtime.cache.object_cache import Buffer
 

@@ -21,7 +21,8 @@ from monograph.ir import Array, Graph
 from monograph.ir.lazy import lazy
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import Most, SizeExpression, SizeFloor, Symbol
-from monograph.ir.sizes import SizeScope, any_open, described, is_open
+from monograph.ir.size_guards import described
+from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import DiskCache
@@ -256,7 +257,8 @@ def compile_any_shape(
 
     lowered = lower(graph, CpuTarget())
     if lowered.split is not None or lowered.states or lowered.in_pairs:
-        raise UnsupportedError("code for any shape is one function", given="a program in parts")
+        why = "data decide sizes" if lowered.split is not None else "states or complex numbers"
+        raise UnsupportedError("code for any shape is one function", given=why)
     checked = make_config().checked if checked is None else checked
     threads = useful_threads(lowered.program, threads)
     module = compile_program(lowered.program, features, threads, winograd, checked=checked)

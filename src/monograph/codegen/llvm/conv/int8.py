@@ -24,6 +24,7 @@ from monograph.codegen.llvm.matmul.int8_dot import multiplies, packed_panels, pr
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmPacked, pointers, share
 from monograph.ir import Array, Value, known
+from monograph.ir.sizes import hint_of
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.memory.buffer_assignment import TEMPORARY
@@ -117,7 +118,7 @@ class _ConvInt:
         strips = math.prod(self.shape[:-2]) * sum(r.count for r in self.runs)
         panels = self._panel_runs()
         over = "strips"
-        if threads > 1 and strips < 2 * threads:
+        if threads > 1 and hint_of(strips) < 2 * threads:
             over = "groups" if self.groups >= threads else "panels"
 
         def group(g: Int, _: list[Reg]) -> None:

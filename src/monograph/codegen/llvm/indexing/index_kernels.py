@@ -16,6 +16,7 @@ from monograph.codegen.llvm.emit.map_kernel import ElementMaker, each_element, f
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, share
 from monograph.ir import Value
 from monograph.ir.dtype import i64
+from monograph.ir.sizes import is_open
 from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Indices
@@ -314,7 +315,7 @@ class _Stretches:
         self._filled(b.offset(start, before + own), after)
 
     def _filled(self, start: Reg, count: int) -> None:
-        if count:
+        if is_open(count) or count:
             no, length = Reg("false", "i1"), Reg(str(count), "i64")
             self.b.call("llvm.memset.p0.i64", "void", start, self.fill, length, no)
 

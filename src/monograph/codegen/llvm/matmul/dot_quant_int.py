@@ -31,6 +31,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, Value
 from monograph.ir.dtype import f32
+from monograph.ir.sizes import hint_of
 from monograph.ops.linear import Dot
 from monograph.program.memory.strided import strided
 
@@ -75,7 +76,7 @@ class Rounded(Decoded):
 
     def _choose_tile(self) -> RegisterTile:
         """Return a tile with two sets of accumulators: of a block, and of all."""
-        rows = self.problem.rows
+        rows = hint_of(self.problem.rows)
         wide = 4 if rows <= 2 else 2
         wide = min(wide, max(self.vectors // self.context.threads, 1))
         return RegisterTile(min(rows, 5), wide)
@@ -135,7 +136,7 @@ class Rounded(Decoded):
         rows = math.prod(self.anchor.inputs[0].tensor.static[:-1])
         # Each thread's part is on its own cache lines.
         whole = -(-rows * self.row_bytes // LINE) * LINE
-        self.own_bytes = whole if rows * p.depth <= SHORT else 0
+        self.own_bytes = whole if hint_of(rows) * p.depth <= SHORT else 0
         copies = self.context.threads if self.own_bytes else 1
         self.rounded = self.context.argument(LlvmScratch(whole * copies))
         if not self.own_bytes:

@@ -31,6 +31,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, Item, Value, known
 from monograph.ir.dtype import f32, f64
+from monograph.ir.sizes import hint_of
 from monograph.ops.recurrent import Gru, Lstm
 from monograph.ops.scalar import Scalar
 from monograph.program.legalise.recurrence import Recurrence
@@ -68,7 +69,7 @@ class CellKernel:
         self.padded = self.blocks * self.lanes
         self.gates = self.op.gates
         self.outputs = {self._index(v): v for v in context.step.region.outputs}
-        work = self.op.flops(self.hidden) / 2 / max(self.op.time, 1)
+        work = self.op.flops(self.hidden) / 2 / max(hint_of(self.op.time), 1)
         self.threads = 1 if work < ALONE_BELOW or self.blocks == 1 else context.threads
         self.late = isinstance(self.cell, Gru) and self.cell.late_reset
 
