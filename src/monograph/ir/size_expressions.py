@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 MOST = (1 << 31) - 2
@@ -28,6 +28,13 @@ class Symbol:
     least: int = LEAST
     most: int = MOST
 
+    @property
+    def text(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 @dataclass(frozen=True)
 class SizeFloor:
@@ -36,12 +43,26 @@ class SizeFloor:
     of: SizeExpression
     by: SizeExpression
 
+    @cached_property
+    def text(self) -> str:
+        return f"(({self.of}) // ({self.by}))"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
 
 @dataclass(frozen=True)
 class Most:
     """The largest of some expressions."""
 
     of: tuple[SizeExpression, ...]
+
+    @cached_property
+    def text(self) -> str:
+        return f"max({', '.join(map(str, self.of))})"
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
 Factor: TypeAlias = Symbol | SizeFloor | Most
@@ -56,19 +77,25 @@ class SizeExpression:
     terms: tuple[tuple[Product, int], ...]
 
     @cached_property
-    def key(self) -> str:
+    def text(self) -> str:
         """A text that only equal expressions have."""
-        return "+".join(f"{c}*{'*'.join(map(factor_text, p))}" for p, c in self.terms) or "0"
 
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __str__(self) -> str:
         def shown(product: Product, count: int) -> str:
             texts = [] if count == 1 and product else [str(count)]
-            return "*".join([*texts, *map(factor_text, product)])
+            return "*".join([*texts, *(f.text for f in product)])
 
         return " + ".join(shown(p, c) for p, c in self.terms) or "0"
+
+    @cached_property
+    def number(self) -> int:
+        """The hash."""
+        return hash(self.text)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def constant(self) -> int:
@@ -83,14 +110,15 @@ class SizeExpression:
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
 
-def factor_text(factor: Factor) -> str:
-    if isinstance(factor, Symbol):
-        return factor.name
-    if isinstance(factor, SizeFloor):
-        return f"(({factor.of}) // ({factor.by}))"
-    return f"max({', '.join(map(str, factor.of))})"
+def _text(factor: Factor) -> str:
+    return factor.text
 
 
+# Expressions are few, and are combined again and again. They never change, so results are kept.
+_kept = lru_cache(maxsize=1 << 15)
+
+
+@_kept
 def from_number(number: int) -> SizeExpression:
     return SizeExpression((((), number),) if number else ())
 
@@ -100,21 +128,22 @@ def collect(parts: Iterable[tuple[Product, int]]) -> SizeExpression:
     for product, count in parts:
         counts[product] = counts.get(product, 0) + count
     kept = [(p, c) for p, c in counts.items() if c]
-    return SizeExpression(
-        tuple(sorted(kept, key=lambda t: (len(t[0]), [factor_text(f) for f in t[0]])))
-    )
+    return SizeExpression(tuple(sorted(kept, key=_rank) if len(kept) > 1 else kept))
 
 
+@_kept
 def add(a: SizeExpression, b: SizeExpression) -> SizeExpression:
     return collect((*a.terms, *b.terms))
 
 
+@_kept
 def multiply(a: SizeExpression, b: SizeExpression) -> SizeExpression:
     return collect(
-        (tuple(sorted((*p, *q), key=factor_text)), c * d) for p, c in a.terms for q, d in b.terms
+        (tuple(sorted((*p, *q), key=_text)), c * d) for p, c in a.terms for q, d in b.terms
     )
 
 
+@_kept
 def divide_exactly(a: SizeExpression, b: SizeExpression) -> SizeExpression | None:
     """Return the expression that is a / b, if there is one; else None."""
     if a == b:
@@ -143,9 +172,10 @@ def divide_exactly(a: SizeExpression, b: SizeExpression) -> SizeExpression | Non
 
 def _rank(term: tuple[Product, int]) -> tuple[int, list[str]]:
     """Return the place of a term in an order that multiplication keeps."""
-    return len(term[0]), [factor_text(f) for f in term[0]]
+    return len(term[0]), [f.text for f in term[0]]
 
 
+@_kept
 def divide(a: SizeExpression, b: SizeExpression) -> SizeExpression:
     """Return a // b with the multiples of b taken out."""
     if a.literal is not None and b.literal is not None:
@@ -203,6 +233,7 @@ def shared_factors(expression: SizeExpression) -> Product:
     return tuple(shared)
 
 
+@_kept
 def without_constant(expression: SizeExpression) -> tuple[SizeExpression, int]:
     """Return an expression without its constant, and the constant."""
     if expression.terms and not expression.terms[0][0]:
@@ -210,6 +241,7 @@ def without_constant(expression: SizeExpression) -> tuple[SizeExpression, int]:
     return expression, 0
 
 
+@_kept
 def negative(expression: SizeExpression) -> SizeExpression:
     return SizeExpression(tuple((p, -c) for p, c in expression.terms))
 
@@ -232,6 +264,7 @@ def _value(factor: Factor, values: Mapping[Symbol, int]) -> int:
     return max(evaluate(e, values) for e in factor.of)
 
 
+@_kept
 def contains(expression: SizeExpression, factor: Factor) -> bool:
     """Return True if a factor occurs in an expression, at any depth."""
     found = factors(expression)
@@ -279,9 +312,11 @@ def one_factor(factor: Factor) -> SizeExpression:
     return SizeExpression((((factor,), 1),))
 
 
+@_kept
 def subtract(a: SizeExpression, b: SizeExpression) -> SizeExpression:
     return add(a, negative(b))
 
 
+@_kept
 def remainder(a: SizeExpression, b: SizeExpression) -> SizeExpression:
     return subtract(a, multiply(b, divide(a, b)))

@@ -52,6 +52,9 @@ class SizeScope:
     def __init__(self) -> None:
         self.number = next(_scopes)
         self.hints: dict[Symbol, int] = {}
+        self._hints: dict[SizeExpression, int] = {}
+        self._sizes: dict[SizeExpression, int] = {}
+        self._settled: dict[SizeExpression, SizeExpression] = {}
         self.guards: dict[SizeExpression, SizeGuard] = {}
         self.table: dict[SizeExpression, int] = {}
         """The place of each expression that compiled code reads."""
@@ -67,16 +70,28 @@ class SizeScope:
 
     def sized(self, expression: SizeExpression) -> int:
         """Return an expression as a size; an int if it is a number."""
-        expression = self.settled(expression)
-        literal = expression.literal
-        return Size(expression, self.hint(expression), self) if literal is None else literal
+        known = self._sizes.get(expression)
+        if known is None:
+            settled = self.settled(expression)
+            literal = settled.literal
+            known = Size(settled, self.hint(settled), self) if literal is None else literal
+            self._sizes[expression] = known
+        return known
 
     def hint(self, expression: SizeExpression) -> int:
-        return evaluate(expression, self.hints)
+        known = self._hints.get(expression)
+        if known is None:
+            known = self._hints[expression] = evaluate(expression, self.hints)
+        return known
 
     def settled(self, expression: SizeExpression) -> SizeExpression:
         """Return an expression with factors replaced by what guards say that they are equal to."""
-        return ex.replaced(expression, self._equal) if self._equal else expression
+        if not self._equal:
+            return expression
+        known = self._settled.get(expression)
+        if known is None:
+            known = self._settled[expression] = ex.replaced(expression, self._equal)
+        return known
 
     def slot(self, expression: SizeExpression) -> int:
         """Return the place of an expression in the table."""
@@ -212,6 +227,8 @@ class SizeScope:
                 continue
             one = {factor: other}
             self._equal = {f: ex.replaced(e, one) for f, e in self._equal.items()} | one
+            self._settled.clear()
+            self._sizes.clear()
             return
 
     def _limit(self, rest: SizeExpression, least: float, most: float) -> None:
