@@ -18,5 +18,5 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[ServerProcess]:
-    with serving(models) as made:
+    with serving(models, grpc=True) as made:
         yield made

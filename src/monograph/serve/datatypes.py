@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from monograph.ir import Array, DType
+from monograph.ir import Array, DType, from_numpy
 from monograph.ir.dtype import (
     bf16,
     boolean,
@@ -47,6 +47,7 @@ DATATYPES: dict[str, DType] = {
 }
 """The element types of the protocol."""
 NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+_LABELS = {str(dtype.numpy): name for dtype, name in NAMES.items() if dtype is not string}
 MAX_RANK = 32
 MAX_ELEMENTS = 1 << 40
 _LENGTH = struct.Struct("<I")
@@ -59,6 +60,11 @@ def type_named(datatype: object, tensor: str) -> DType:
         listed = ", ".join(DATATYPES)
         raise invalid(f"input {tensor!r}: datatype must be one of {listed}, got {datatype!r}")
     return found
+
+
+def datatype_of(array: Array) -> str:
+    """Return the protocol's name of the type of an array."""
+    return _LABELS.get(str(array.dtype)) or NAMES[from_numpy(array.dtype)]
 
 
 def checked_shape(shape: object, tensor: str) -> tuple[int, ...]:

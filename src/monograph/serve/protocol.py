@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,9 +129,11 @@ class Protocol2:
             ]
         }
 
-    async def infer(self, name: str, version: str, call: InferCall) -> InferAnswer:
-        """Run a model for a request."""
-        deadline = self.deadline(call.parameters)
+    async def infer(
+        self, name: str, version: str, call: InferCall, until: float | None = None
+    ) -> InferAnswer:
+        """Run a model for a request; the client waits no longer than `until`."""
+        deadline = min(self.deadline(call.parameters), math.inf if until is None else until)
         try:
             return await self._infer(name, version, call, deadline)
         except RequestError as e:

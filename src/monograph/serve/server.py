@@ -18,6 +18,7 @@ from monograph.serve.http.app import HttpApp
 from monograph.serve.http.connections import limited_connections
 from monograph.serve.protocol import Protocol2
 from monograph.serve.repository import Repository
+from monograph.serve.rpc.service import make_server
 from monograph.serve.settings import ServerSettings
 
 _log = logging.getLogger("monograph.serve")
@@ -56,6 +57,16 @@ class Server:
             addresses.append(f"http://{_address(listening)}")
             server = _Uvicorn(self._uvicorn_config())
             http = asyncio.create_task(server.serve(sockets=[listening]))
+        rpc = None
+        if self.settings.grpc is not None:
+            rpc = make_server(self.protocol, self.settings.limits)
+            address = f"{_host(self.settings.host)}:{self.settings.grpc}"
+            try:
+                port = rpc.add_insecure_port(address)
+            except RuntimeError:
+                raise ConfigError("the server cannot listen", given=address) from None
+            await rpc.start()
+            addresses.append(f"grpc://{_host(self.settings.host)}:{port}")
         self._announce(f"listening on {' and '.join(addresses)}")
         loading = asyncio.create_task(asyncio.to_thread(self._load))
         await self._stop.wait()
@@ -63,6 +74,8 @@ class Server:
         if server is not None and http is not None:
             server.should_exit = True
             await http
+        if rpc is not None:
+            await rpc.stop(self.settings.limits.drain_seconds)
         await loading
         await asyncio.to_thread(self.repository.close)
 
@@ -117,7 +130,11 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
 
 def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{_host(host)}:{port}"
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def serve(settings: ServerSettings, announce: Callable[[str], None] | None = None) -> None:

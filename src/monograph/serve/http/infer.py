@@ -6,11 +6,10 @@ from typing import Any
 
 import orjson
 
-from monograph.ir import Array, from_numpy
-from monograph.ir.dtype import string
+from monograph.ir import Array
 from monograph.serve.datatypes import (
-    NAMES,
     checked_shape,
+    datatype_of,
     from_bytes,
     from_json,
     to_bytes,
@@ -21,12 +20,6 @@ from monograph.serve.failures import invalid, unimplemented
 from monograph.serve.protocol import InferAnswer, InferCall
 
 HEADER_LENGTH = "inference-header-content-length"
-_LABELS = {str(dtype.numpy): name for dtype, name in NAMES.items() if dtype is not string}
-
-
-def datatype_of(array: Array) -> str:
-    """Return the protocol's name of the type of an array."""
-    return _LABELS.get(str(array.dtype)) or NAMES[from_numpy(array.dtype)]
 
 
 def read_call(body: bytes, header_length: str | None) -> tuple[InferCall, dict[str, bool]]:
