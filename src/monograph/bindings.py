@@ -287,6 +287,11 @@ class Bindings:
         write_package(path, signature, options, artefacts, variants, arch)
 
     @property
+    def packaged(self) -> bool:
+        """True if the model is a package, which holds code and no graph."""
+        return self._package is not None
+
+    @property
     def packaged_sizes(self) -> list[dict[str, int]]:
         """The sizes of dimensions that a package has code for, set by set; none of a model."""
         return [] if self._package is None else self._package.sizes

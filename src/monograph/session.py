@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import numpy as np
+
 from monograph.bindings import Bindings
 from monograph.calls import Calls
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
-from monograph.ir import Graph
+from monograph.ir import Graph, TensorType
 from monograph.runtime.cache.store import UnreadModel
 from monograph.runtime.counts import Counts, Stats
 from monograph.runtime.executable import ANY_SHAPE, EXACT, constant_bytes, described
@@ -21,6 +23,7 @@ from monograph.runtime.progress import Progress, check_progress, silent
 if TYPE_CHECKING:
     import onnx
 
+    from monograph.program.dynamic.batch_axis import BatchProof
     from monograph.runtime.dynamic import staged
     from monograph.runtime.executable import Executable
     from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
@@ -218,6 +221,28 @@ class Session(Calls):
     def has_code(self, feeds: Mapping[str, Any]) -> bool:
         """Return True if a run on these feeds compiles nothing: code is in memory or on disk."""
         return self._bindings.has_code(self._checked(feeds))
+
+    def batch_axes(self) -> BatchProof:
+        """Return the batch axis of each input and output, or the node that mixes rows.
+
+        Rows along a batch axis are independent: rows of several requests may share a run.
+        """
+        from monograph.program.dynamic.batch_axis import BatchProof, find_batch_axis
+
+        ports = self.inputs
+        types = {p.name: p.type for p in ports if isinstance(p.type, TensorType)}
+        if len(types) != len(ports) or any(t.shape is None for t in types.values()):
+            return BatchProof({}, {}, "an input has no shape")
+        if self._donate:
+            return BatchProof({}, {}, "the model has state")
+        if self._bindings.packaged:
+            return BatchProof({}, {}, "a package holds no graph")
+
+        def bind(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+            empty = {n: np.zeros((), types[n].dtype.numpy) for n in shapes}
+            return self.bound_graph({n: np.broadcast_to(x, shapes[n]) for n, x in empty.items()})
+
+        return find_batch_axis(types, bind)
 
     def compiler(self) -> staged.Compiler:
         """Return what compiles the graphs of this session for the CPU."""

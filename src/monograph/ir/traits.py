@@ -337,6 +337,15 @@ class OpTraits:
         """
         return None
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis of the result each of whose rows reads that row of operand `index` only.
+
+        None where that is not known. Other operands have rows along the same axis of the result, or
+        none. An op with a `scalar` form, and a reshape, need no statement. By default these are the
+        axes of `row_axis`: an op whose rows read rows before them says otherwise.
+        """
+        return self.row_axis(index, axis, *types)
+
     def row_filling(self, axis: int) -> float | None:
         """Return the number that changes no result when rows of it are added along an axis."""
         return None

@@ -135,6 +135,12 @@ class Attention(Op):
             raise InferError(f"{name} are a vector", given=t)
         merge_dims(t.dims[0], scores[0] if name == LENGTHS else scores[1])
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the first axis, of queries, keys and values, of a mask with it and of lengths."""
+        extra = self.extra[index - 3] if index >= 3 else ""
+        whole = not extra or extra == LENGTHS or (extra == MASK and types[index].rank == 4)
+        return 0 if axis == 0 and whole else None
+
     def reference(self, q: Array, k: Array, v: Array, *extra: Array) -> Array:
         given = dict(zip(self.extra, extra, strict=True))
         weights = self.weights(q, k, given)

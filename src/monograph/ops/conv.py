@@ -188,6 +188,9 @@ class Conv(Op):
         axes = zip(x[2:], w[2:], self.strides, self.dilations, pads, strict=True)
         return tuple(wi.output_dim(*axis) for axis in axes)
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return 0 if index == 0 and axis == 0 else None
+
     def reference(self, x: Array, w: Array) -> Array:
         dtype = self.out or from_numpy(x.dtype)
         op = self.canonical(*(TensorType(from_numpy(a.dtype), a.shape) for a in (x, w)))

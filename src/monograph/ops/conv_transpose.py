@@ -159,6 +159,9 @@ class ConvTranspose(Op):
         results = per_group * self.groups if isinstance(per_group, int) else UNKNOWN
         return wi.type_in_layout(x.with_shape((x.dims[0], results, *spatial)), self.layout)
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return 0 if index == 0 and axis == 0 else None
+
     def reference(self, x: Array, w: Array) -> Array:
         op = self.canonical(*(TensorType(from_numpy(a.dtype), a.shape) for a in (x, w)))
         assert isinstance(op, ConvTranspose)

@@ -153,6 +153,9 @@ class GatherElements(IndexedLookup, IndexedAxis):
         check_ranks(x, indices)
         return x.with_shape(indices.shape)
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
+
     def reference(self, x: Array, indices: Array) -> Array:
         picked: Array = x[element_places(x, indices, normalise_axis(self.axis, x.ndim))]
         return picked

@@ -94,6 +94,12 @@ class Dot(Op):
         x, y = types
         return axis if index == 0 and axis < x.rank - 1 and y.rank == 2 else None
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        """Return the axis of rows of the left operand, columns of the right one, or of matrices."""
+        rank = types[index].rank
+        summed = rank - 1 if index == 0 else rank - 2
+        return None if axis == summed else axis + max(t.rank for t in types) - rank
+
     def reference(self, x: Array, y: Array) -> Array:
         if x.shape[-1] != y.shape[-2]:
             raise ExecutionError(

@@ -92,6 +92,9 @@ class Pad(Op):
             for d, b, a in zip(x.dims, self.before, self.after, strict=True)
         )
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if index == 0 and not self.before[axis] and not self.after[axis] else None
+
     def reference(self, x: Array, value: Array | None = None) -> Array:
         shape = tuple(d + b + a for d, b, a in zip(x.shape, self.before, self.after, strict=True))
         if min(shape, default=0) < 0:

@@ -94,6 +94,9 @@ class Pool(Op, abstract=True):
     def result_dtype(self, given: DType) -> DType:
         return given
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return 0 if index == 0 and axis == 0 else None
+
     def reference(self, x: Array) -> Array:
         plain = replace(self, layout=wi.CHANNELS_FIRST)
         return wi.in_layout(plain.pool(wi.channels_first(x, self.layout)), self.layout)
@@ -202,6 +205,9 @@ class ArgMaxPool(Pool):
         sample("u8[1, 2, 7]", **_LINE),
         sample("f32[2, 5, 6, 3]", kernel=(3, 2), layout=wi.CHANNELS_LAST, **_PADDED),
     )
+
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return None  # positions count from the first element of the batch
 
     def result_dtype(self, given: DType) -> DType:
         return i64

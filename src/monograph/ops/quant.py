@@ -134,6 +134,11 @@ class Dequantize(Op):
             )
         return x.with_dtype(self.to)
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        if self.block:
+            return axis if axis != self.axis else None
+        return axis if index == 0 else self.axis
+
     def reference(self, x: Array, scale: Array, *zero: Array) -> Array:
         # Differences of integers up to 32 bits are exact in f64.
         data = x.astype(np.float64)
@@ -214,6 +219,11 @@ class Quantize(Op):
                 "the zero point has another element type", expected=self.to, given=zero[0]
             )
         return x.with_dtype(self.to)
+
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        if self.block:
+            return axis if axis != self.axis else None
+        return axis if index == 0 else self.axis
 
     def reference(self, x: Array, scale: Array, *zero: Array) -> Array:
         precision = self.precision or from_numpy(scale.dtype)

@@ -247,6 +247,11 @@ class ArgReduction(Op, abstract=True):
         kept: tuple[Dim, ...] = (1,) if self.keep else ()
         return TensorType(i64, x.dims[:axis] + kept + x.dims[axis + 1 :])
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        if axis == self.axis:
+            return None
+        return axis if self.keep else axis - (self.axis < axis)
+
     def reference(self, x: Array) -> Array:
         wide = widen(x)
         if not self.last:
@@ -317,6 +322,9 @@ class Cumulative(Op, abstract=True):
     def row_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
         """Return the axis; a total that runs from the end of it needs its last row."""
         return None if self.reverse and axis == self.axis else axis
+
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
 
     def reference(self, x: Array) -> Array:
         wide = widen(x)

@@ -200,6 +200,9 @@ class Resize(Op):
             shape[a] = self.sizes[i] if known and self.sizes is not None else UNKNOWN
         return x.with_shape(shape)
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if index == 0 and axis not in self.axes and self.policy == "stretch" else None
+
     def reference(self, x: Array) -> Array:
         op = self.canonical(TensorType(from_numpy(x.dtype), x.shape))
         assert isinstance(op, Resize)

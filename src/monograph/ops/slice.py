@@ -174,6 +174,10 @@ class Slice(ViewOp):
         whole = self.starts[axis] == 0 and self.steps[axis] == 1 and self.stops[axis] >= FAR
         return axis if whole else None
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        whole = self.starts[axis] == 0 and self.steps[axis] == 1
+        return axis if whole and self.stops[axis] in (types[0].dims[axis], FAR) else None
+
     def reference(self, x: Array) -> Array:
         ranges = self.ranges(x.shape)
         stops = (r.stop if r.stop >= 0 else None for r in ranges)

@@ -59,6 +59,9 @@ class TopK(Op):
         values = x.with_shape((*x.dims[:axis], self.k, *x.dims[axis + 1 :]))
         return TupleType((values, values.with_dtype(i64)))
 
+    def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
+        return axis if axis != self.axis else None
+
     def reference(self, x: Array) -> tuple[Array, Array]:
         if self.k > x.shape[self.axis]:
             raise ExecutionError("so many elements cannot be taken", expected=x.shape, given=self.k)

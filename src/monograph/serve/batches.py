@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -135,3 +136,48 @@ def choose(queue: list[Waiting], most: int) -> list[Waiting]:
             rest.append(request)
     queue[:] = rest
     return batch
+
+
+def row_difference(
+    run: Callable[[Arrays], list[Array]], feeds: Arrays, axes: BatchAxes, names: Sequence[str]
+) -> float | None:
+    """Return the largest relative difference of rows in a batch from the same rows alone.
+
+    The rows are those of an example in another order, so that neighbours differ; None if it has
+    a single row.
+    """
+    count = min((feeds[name].shape[axis] for name, axis in axes.inputs.items()), default=0)
+    if count < 2:
+        return None
+    rolled = {
+        name: np.ascontiguousarray(np.roll(x, 1, axes.inputs[name])) if name in axes.inputs else x
+        for name, x in feeds.items()
+    }
+    whole = run(rolled)
+    worst = 0.0
+    for row in (0, count - 1):
+        alone = run({
+            name: np.ascontiguousarray(x.take([row], axes.inputs[name]))
+            if name in axes.inputs else x
+            for name, x in rolled.items()
+        })  # fmt: skip
+        for name, one, batch in zip(names, alone, whole, strict=True):
+            given = batch.take([row], axes.outputs[name])
+            worst = max(worst, _difference(one, given))
+    return worst
+
+
+def _difference(a: Array, b: Array) -> float:
+    """Return the largest difference relative to the largest element; 0 for equal bits."""
+    if a.dtype.kind == "O" or not a.size:
+        return 0.0 if np.array_equal(a, b) else math.inf
+    if a.tobytes() == np.ascontiguousarray(b).tobytes():
+        return 0.0
+    if a.dtype.kind in "biu":
+        return math.inf
+    wide = [x.astype(np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b)]
+    finite = np.isfinite(wide[0])
+    if not np.array_equal(finite, np.isfinite(wide[1])) or not finite.any():
+        return math.inf
+    one, other = (x[finite] for x in wide)
+    return float(np.abs(one - other).max() / max(np.abs(one).max(), np.finfo(np.float32).tiny))

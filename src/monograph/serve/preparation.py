@@ -25,6 +25,8 @@ REFERENCE_SECONDS = 0.05
 """The longest run of the reference that answers requests whose sizes have no code."""
 REFERENCE_FLOPS = 2e7
 """The most operations of a model for which the reference is tried."""
+ROWS = (1, 3)
+"""Sizes of the first open dimension, usually the batch: 1 has code of its own."""
 MOST_KNOWN = 4096
 Key = tuple[tuple[int, ...], ...]
 
@@ -39,23 +41,20 @@ class Preparation:
         self._settings = settings
         self._path = path
         self._name = name
-        self._example: Arrays | None = None
+        self.example: Arrays | None = None
         """Inputs of a run that succeeded."""
         self._known: set[Key] = set()
         self._preparing: set[Key] = set()
         self._symbols = [d for p in session.inputs for d in p.shape or () if isinstance(d, str)]
 
-    def prepare(self, rows: Sequence[int]) -> None:
-        """Compile for the declared shapes, the warm-up file, and for any shape.
-
-        rows: the numbers of rows, sizes of the first open dimension, that have code first.
-        """
+    def prepare(self) -> None:
+        """Compile for the declared shapes, the warm-up file, and for any shape."""
         for feeds in self._declared():
             self._warm(feeds)
         for size in self._sizes():
-            if self._warm_assumed(size, rows):
+            if self._warm_assumed(size):
                 return
-        if self._example is None:
+        if self.example is None:
             _log.warning(
                 "%s has no code yet: declare `shapes` in its settings, or a `warm_up` file",
                 self._name,
@@ -80,15 +79,15 @@ class Preparation:
     def fast_reference(self) -> Session | None:
         """Return the reference, for requests whose sizes have no code, if it is fast enough."""
         fixed = not self._symbols and all(p.shape is not None for p in self._session.inputs)
-        if self._example is None or fixed or self._path.suffix == ".mono":
+        if self.example is None or fixed or self._path.suffix == ".mono":
             return None
-        flops = self._session.executable(self._example).flops
+        flops = self._session.executable(self.example).flops
         if not flops <= REFERENCE_FLOPS:
             return None
         made = load(self._path, "reference", dims=dict(self._settings.dims) or None)
         for _ in range(2):
             started = time.perf_counter()
-            made.run(self._example)
+            made.run(self.example)
             took = time.perf_counter() - started
         return made if took < REFERENCE_SECONDS else None
 
@@ -111,13 +110,13 @@ class Preparation:
 
     def _warm(self, feeds: Arrays) -> None:
         self._session.run(feeds)
-        self._example = {p.name: feeds[p.name] for p in self._session.inputs}
-        self._remember(_key(self._example))
+        self.example = {p.name: feeds[p.name] for p in self._session.inputs}
+        self._remember(_key(self.example))
 
-    def _warm_assumed(self, sizes: Mapping[str, int], rows: Sequence[int]) -> bool:
+    def _warm_assumed(self, sizes: Mapping[str, int]) -> bool:
         """Run on inputs of assumed sizes; return False if the model takes none such."""
         lead = self._symbols[0] if self._symbols else ""
-        for count in rows:
+        for count in ROWS:
             named = {**sizes, lead: count} if lead and lead not in sizes else sizes
             ports = [_sized(p, named) for p in self._session.inputs]
             feeds = make_inputs(ports, {}, 0, size=named.get("", 1)).feeds

@@ -125,7 +125,8 @@ class Protocol2:
             models = self.repository.models()
         return {
             "model_stats": [
-                {"name": m.name, "version": m.version, **m.statistics.as_dict()} for m in models
+                {"name": m.name, "version": m.version, **m.statistics.as_dict(), **_batching(m)}
+                for m in models
             ]
         }
 
@@ -188,6 +189,19 @@ class Protocol2:
     async def unload(self, name: str) -> None:
         """Unload a model."""
         await asyncio.to_thread(self.repository.unload, name)
+
+
+def _batching(model: object) -> dict[str, Any]:
+    """Return how requests of a model share runs, and what shows that they do not disturb it."""
+    if not isinstance(model, TensorModel):
+        return {}
+    axes = model.axes
+    found: dict[str, Any] = {"enabled": axes is not None, "independence": model.independence}
+    if axes is None:
+        found["reason"] = model.unbatched
+    else:
+        found |= {"inputs": dict(axes.inputs), "outputs": dict(axes.outputs)}
+    return {"batching": found}
 
 
 def _ports(model: object) -> tuple[Sequence[Port], Sequence[Port]]:

@@ -10,7 +10,7 @@ from typing import Any
 from monograph.errors import ConfigError, MonographError
 from monograph.ir import Array
 from monograph.runtime.feeds import Port, check_feeds
-from monograph.serve.batches import Arrays, BatchAxes
+from monograph.serve.batches import Arrays, BatchAxes, row_difference
 from monograph.serve.datatypes import NAMES
 from monograph.serve.failures import Failure, RequestError, invalid
 from monograph.serve.folder import Found
@@ -20,6 +20,8 @@ from monograph.serve.settings import Limits, ModelSettings
 from monograph.serve.statistics import ModelStatistics
 from monograph.session import Session, load
 
+MOST_DIFFERENCE = 1e-3
+"""The largest difference of a row from the row alone, relative to the largest element."""
 MOST_SHAPES = 256
 """The most sets of shapes that a session keeps bound."""
 
@@ -38,11 +40,12 @@ class TensorModel:
         self._expected = [(p.name, p.accepted, p.shape) for p in self.inputs]
         self.axes, self.unbatched = self._batch_axes()
         self._preparation = Preparation(self.session, settings, found.path, found.name)
-        self._preparation.prepare((1, 2, settings.max_batch) if self.axes else (1, 2))
+        self._preparation.prepare()
         self._stand_in = self._preparation.fast_reference()
+        self.independence = self._measured_independence()
         self.runner = Runner(
             self._run,
-            [p.name for p in self.outputs],
+            self._names(),
             self.statistics,
             limits,
             self.axes,
@@ -90,7 +93,29 @@ class TensorModel:
 
     def _batch_axes(self) -> tuple[BatchAxes | None, str]:
         """Return the batch axes, or None and the reason why requests do not share runs."""
-        return None, "the settings say so" if not self.settings.batch else "nothing is proven"
+        if not self.settings.batch:
+            return None, "the settings say so"
+        proof = self.session.batch_axes()
+        return (BatchAxes(proof.inputs, proof.outputs), "") if proof.holds else (None, str(proof))
+
+    def _measured_independence(self) -> str:
+        """Return "bits" if rows of a batch are those of runs alone bit for bit, or "tolerance".
+
+        Requests share no runs where a row differs by more than rounding could.
+        """
+        example = self._preparation.example
+        if self.axes is None or example is None:
+            return ""
+        difference = row_difference(self.session.run, example, self.axes, self._names())
+        if difference is None:
+            return ""
+        if difference > MOST_DIFFERENCE:
+            self.axes, self.unbatched = None, f"rows of a batch differ by {difference:.1e}"
+            return ""
+        return "bits" if difference == 0 else "tolerance"
+
+    def _names(self) -> list[str]:
+        return [p.name for p in self.outputs]
 
     def _run(self, feeds: Arrays) -> list[Array]:
         """Run compiled code; where sizes have none yet, the reference if it is fast enough."""

@@ -18,9 +18,10 @@ from monograph.frontend.onnx.functions import all_nodes
 from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
 from monograph.ir.graph import all_values
 from monograph.ir.op import STRUCTURE
+from monograph.program.dynamic.batch_axis import BatchProof
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.program.work import holds_codes
-from monograph.session import ModelSource
+from monograph.session import ModelSource, load
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Inspection:
     weights: tuple[WeightSummary, ...]
     dimensions: dict[str, list[str]]
     """Open dimensions and the inputs that have them."""
+    batching: BatchProof | None
+    """The batch axis, or the node that mixes rows; None where no input has an open dimension."""
     random: list[str]
     host: dict[str, str]
     """Canonical ops that run on the host on the CPU target, with the reason."""
@@ -114,12 +117,21 @@ def inspect_model(source: ModelSource) -> Inspection:
         canonical=None if graph is None else _canonical(graph),
         weights=_weights(proto),
         dimensions=_open_dimensions(described),
+        batching=None if graph is None else _batching(source, described),
         random=[] if graph is None else random_op_names(graph),
         host={} if graph is None else host_reasons(graph),
         missing=missing,
         codes=graph is not None and holds_codes(graph),
         problem=problem,
     )
+
+
+def _batching(source: ModelSource, inputs: tuple[Described, ...]) -> BatchProof | None:
+    """Return the proof that rows are independent, where requests could bring several rows."""
+    if not any(i.shape and isinstance(i.shape[0], str) for i in inputs):
+        return None
+    with load(source, "reference") as session:
+        return session.batch_axes()
 
 
 def _try_import(model: ModelFile) -> tuple[Graph | None, MonographError | None]:

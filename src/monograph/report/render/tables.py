@@ -12,6 +12,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 
+from monograph.program.dynamic.batch_axis import BatchProof
 from monograph.program.program import Step
 from monograph.report.commands.execute import RunResult, VerifyResult
 from monograph.report.commands.inspect import Described, Inspection
@@ -50,6 +51,9 @@ def show_inspection(out: Console, path: str, found: Inspection) -> None:
     if found.canonical is not None:
         histograms.append(_histogram("canonical ops", found.canonical))
     out.print(Columns(histograms))
+    if found.batching is not None:
+        told = "rows are independent" if found.batching.holds else "rows are not independent"
+        out.print(escape(f"{told}: {found.batching}"))
     if found.random:
         out.print(escape(f"draws random numbers: {', '.join(found.random)}"))
     if found.host:
@@ -158,6 +162,7 @@ def inspection_json(path: str, found: Inspection) -> dict[str, Any]:
             for w in found.weights
         ],
         "open_dimensions": found.dimensions,
+        "batching": _batching_json(found.batching),
         "random_ops": found.random,
         "host_ops": found.host,
         "supported": found.supported,
@@ -366,3 +371,15 @@ def _ending(name: str, width: int) -> str:
 def made_text(step: Step) -> str:
     """Return the types of a step's results."""
     return ", ".join(str(v.type) for v in step.region.outputs)
+
+
+def _batching_json(proof: BatchProof | None) -> dict[str, Any] | None:
+    if proof is None:
+        return None
+    return {
+        "independent": proof.holds,
+        "inputs": dict(proof.inputs),
+        "outputs": dict(proof.outputs),
+        "node": proof.node,
+        "reason": proof.reason,
+    }

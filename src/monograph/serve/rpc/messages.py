@@ -78,6 +78,8 @@ HEALTH_TABLE = """
 HealthCheckRequest: 1 string service
 HealthCheckResponse: 1 int32 status
 """
+_KINDS = "BOOL BYTES DOUBLE FLOAT INT32 INT64 STRING UINT32 UINT64"
+SCALARS = {f"TYPE_{kind}" for kind in _KINDS.split()}
 _FIELD = re.compile(r"(\d+) (map<)?(\w+)(>|\*)? (\w+)( \|)?")
 _Field = descriptor_pb2.FieldDescriptorProto
 
@@ -110,7 +112,7 @@ def _file(package: str, table: str) -> descriptor_pb2.FileDescriptorProto:
 
 def _set_type(field: descriptor_pb2.FieldDescriptorProto, kind: str, package: str) -> None:
     scalar = f"TYPE_{kind.upper()}"
-    if scalar in _Field.Type:
+    if scalar in SCALARS:
         field.type = _Field.Type.Value(scalar)
     else:
         field.type = _Field.TYPE_MESSAGE

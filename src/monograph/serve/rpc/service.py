@@ -111,6 +111,8 @@ class InferenceService:
 
     async def _statistics(self, request: Any, context: Context) -> Any:
         found = self._protocol.statistics(request.name, request.version)
+        for model in found["model_stats"]:
+            model.pop("batching", None)
         return MESSAGES["ModelStatisticsResponse"](**found)
 
     async def _index(self, request: Any, context: Context) -> Any:
