@@ -52,6 +52,10 @@ class ModelSettings:
 
     target: str | None = None
     threads: int | None = None
+    specialise: str = "auto"
+    """The code for open dimensions on a CPU: "auto" replaces the code of shapes that keep coming
+    back in the background; "off" keeps the same code for all shapes.
+    """
     batch: bool = True
     """Join requests into batches where the graph proves that rows are independent."""
     max_batch: int = 64
