@@ -53,7 +53,7 @@ class BatchProof:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowAxis:
     """The axis of a value along which rows lie; each row of the batch has `width` of them."""
 
     axis: int
@@ -134,13 +134,13 @@ def _proof(graphs: list[Graph], axes: Mapping[str, int]) -> BatchProof:
     return BatchProof(dict(axes), outputs)
 
 
-def _follow(graph: Graph, axes: Mapping[str, int], batch: int) -> dict[Value, Rows]:
+def _follow(graph: Graph, axes: Mapping[str, int], batch: int) -> dict[Value, RowAxis]:
     """Return the rows of each value that depends on the batch."""
-    found: dict[Value, Rows] = {}
+    found: dict[Value, RowAxis] = {}
     for value in graph.values:
         if isinstance(value.op, Input):
             if value.op.label in axes:
-                found[value] = Rows(axes[value.op.label])
+                found[value] = RowAxis(axes[value.op.label])
             continue
         operands = [(i, found[v]) for i, v in enumerate(value.inputs) if v in found]
         if not operands:
@@ -152,7 +152,7 @@ def _follow(graph: Graph, axes: Mapping[str, int], batch: int) -> dict[Value, Ro
     return found
 
 
-def _rows_of(value: Value, operands: list[tuple[int, Rows]], batch: int) -> Rows:
+def _rows_of(value: Value, operands: list[tuple[int, RowAxis]], batch: int) -> RowAxis:
     """Return the rows of a result, which must be the same by each operand."""
     if not value.op.pure:
         raise _MixedRowsError(value, f"{value.op.name} gives other numbers in each run")
@@ -165,7 +165,7 @@ def _rows_of(value: Value, operands: list[tuple[int, Rows]], batch: int) -> Rows
     return rows
 
 
-def _moved(value: Value, index: int, rows: Rows, batch: int) -> Rows:
+def _moved(value: Value, index: int, rows: RowAxis, batch: int) -> RowAxis:
     """Return where the rows of an operand lie in the result."""
     op = value.op
     if isinstance(op, Item):
@@ -176,16 +176,16 @@ def _moved(value: Value, index: int, rows: Rows, batch: int) -> Rows:
     if len(types) != len(value.inputs):
         raise _MixedRowsError(value, f"{op.name} works on sequences")
     if isinstance(op, (Elementwise, Broadcast)):
-        return Rows(value.tensor.rank - types[index].rank + rows.axis, rows.width)
+        return RowAxis(value.tensor.rank - types[index].rank + rows.axis, rows.width)
     moved = op.batch_axis(index, rows.axis, *types)
     if moved is None:
         reduces = isinstance(op, Reduction) and rows.axis in op.axes
         reason = "reduces over the batch" if reduces else "is not known to keep rows apart"
         raise _MixedRowsError(value, f"{op.name} {reason}")
-    return Rows(moved, rows.width)
+    return RowAxis(moved, rows.width)
 
 
-def _reshaped(value: Value, rows: Rows, batch: int) -> Rows:
+def _reshaped(value: Value, rows: RowAxis, batch: int) -> RowAxis:
     """Return the axis of a reshape whose slices hold the same elements as the rows."""
     given, made = value.inputs[0].tensor.static, value.tensor.static
     outer = math.prod(given[: rows.axis])
@@ -194,11 +194,11 @@ def _reshaped(value: Value, rows: Rows, batch: int) -> Rows:
         inner = math.prod(made[axis + 1 :])
         whole = math.prod(made[:axis]) == outer and size > 0 and size % batch == 0
         if whole and size // batch * inner == row:
-            return Rows(axis, size // batch)
+            return RowAxis(axis, size // batch)
     raise _MixedRowsError(value, "reshape joins rows with other elements")
 
 
-def _check_free(value: Value, found: Mapping[Value, Rows], batch: int) -> None:
+def _check_free(value: Value, found: Mapping[Value, RowAxis], batch: int) -> None:
     """Refuse operands that have a row for each row of the batch, and do not come from it."""
     for operand in value.inputs:
         if operand in found or not isinstance(operand.type, TensorType):
