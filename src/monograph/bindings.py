@@ -21,7 +21,7 @@ from monograph.errors import ConfigError, FeedError
 from monograph.ir import Array, Graph, TensorType
 from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
-from monograph.runtime.cpu.any_shape import AnyShape
+from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
 from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.background import why_no_process
 from monograph.runtime.cpu.stored_exact import ModelUse, StoredExactCode
@@ -35,6 +35,7 @@ from monograph.runtime.forking import ForkLock, import_whole
 from monograph.runtime.kept_executables import KeptExecutables, Key
 from monograph.runtime.progress import Progress, until_ready
 from monograph.runtime.reference import ReferenceExecutable
+from monograph.runtime.shape_code import ShapeCode
 from monograph.runtime.target import Target
 from monograph.targets import REWRITES, open_target
 
@@ -100,8 +101,10 @@ class Bindings:
         """The code for any shape."""
         with until_ready(self._progress):
             self.signature = self._signature()
-        self._any_shape = config.target == "cpu" and config.specialise != "now"
-        if self._any_shape:
+        self.any_shape = config.specialise == "off" or (
+            config.specialise == "auto" and config.target == "cpu"
+        )
+        if self.any_shape:
             self.variants.exact_reason = self._why_exact()
         # Not the bindings themselves: executables hold on to it.
         self._given = (source, config, dims, self.donate, progress)
@@ -282,7 +285,12 @@ class Bindings:
         signature = self.signature
         if self._package is not None:  # whose options need not be given again
             options, signature = self._package.options, self._package.signature()
-        variants = [code.artefact for code in self.variants.codes]
+        if not artefacts and self.target.enqueues:
+            raise ConfigError(
+                "a package has no code for any shape of a GPU",
+                hint='load the model with specialise="now", run it, then save',
+            )
+        variants = [c.artefact for c in self.variants.codes if isinstance(c, AnyShape)]
         arch = self.target.architecture
         write_package(path, signature, options, artefacts, variants, arch)
 
@@ -341,7 +349,7 @@ class Bindings:
     def _make(self, feeds: dict[str, Any]) -> Executable:
         """Find or compile an executable for such feeds: code for any shape, or exact code."""
         shapes = self._shapes(feeds)
-        if shapes is None or not (self._any_shape or self._package is not None):
+        if shapes is None or not (self.any_shape or self._package is not None):
             return self._find(feeds) or self._find_or_compile(feeds)
         if self._package is not None:
             if (exact := self._find(feeds)) is not None:
@@ -353,6 +361,8 @@ class Bindings:
             made = self.variants.find_or_compile(shapes, self._compile_variant)
         if made is None:
             return self._find(feeds) or self._find_or_compile(feeds)
+        if not isinstance(made, AnyShapeExecutable):
+            return made  # a device counts its own runs
         if self.tally is not None:
             self.tally.watch(made)
         if self.tiers is None:
@@ -369,7 +379,7 @@ class Bindings:
         """Return why nothing is specialised in the background; "" if something may be."""
         if self._config.specialise != "auto":
             return f'specialise="{self._config.specialise}"'
-        if not self._any_shape or self._package is not None:
+        if not self.any_shape or self._package is not None:
             return "a package has no model" if self._package is not None else "not on a CPU"
         return self.variants.exact_reason or use.why_not_elsewhere or why_no_process()
 
@@ -380,13 +390,12 @@ class Bindings:
             return "no dimension is open"
         return "donated state has exact code" if self.donate else ""
 
-    def _compile_variant(self, shapes: Shapes) -> AnyShape:
+    def _compile_variant(self, shapes: Shapes) -> ShapeCode:
         """Compile code whose guards allow these shapes, and as many others as possible."""
         import_whole(*_COMPILES)
         from monograph.ir.sizes import SizeScope
-        from monograph.runtime.cpu.any_shape import open_shapes
+        from monograph.runtime.shape_code import open_shapes
 
-        assert isinstance(self.target, CpuBackend)
         ports = (*self.signature.inputs, *self.signature.optional)
         declared = {p.name: p.shape for p in ports if p.shape is not None}
         scope = SizeScope()

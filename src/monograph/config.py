@@ -91,7 +91,7 @@ class Config:
     """
 
     specialise: str = "now"
-    """The code of a CPU model with open dimensions: "off" compiles once, with open dimensions as
+    """The code of a model with open dimensions: "off" compiles once, with open dimensions as
     run-time values, and runs any shape; "now" compiles exact code for each set of shapes; "auto"
     runs any shape, and compiles exact code in the background for shapes that keep coming back.
     """
@@ -136,10 +136,10 @@ class Config:
             raise ConfigError(
                 "`cache_bytes` must not be negative", expected=">= 0", given=self.cache_bytes
             )
-        if self.specialise == "off" and self.target != "cpu":
+        if self.specialise == "off" and not self.compiles_any_shape:
             raise ConfigError(
-                "only CPU code can be compiled for any shape",
-                expected='target="cpu", or specialise="auto"',
+                "code for any shape needs a device to run on",
+                expected='target="cpu", "gpu" or "gpu:interpreter", or specialise="now"',
                 given=self.target,
             )
         if not self.on_gpu:
@@ -163,6 +163,11 @@ class Config:
     def on_gpu(self) -> bool:
         """True if the target is a GPU."""
         return _GPU.match(self.target) is not None
+
+    @property
+    def compiles_any_shape(self) -> bool:
+        """True if the target is a device, which can compile for any shape."""
+        return self.target == "cpu" or (self.on_gpu and not re.match("sm_|gfx", self.device))
 
     @property
     def device(self) -> str:

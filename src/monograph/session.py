@@ -168,7 +168,7 @@ class Session(Calls):
         """Return the statistics of both tiers, where code for any shape was asked for."""
         bindings = self._bindings
         variants, tiers = bindings.variants, bindings.tiers
-        if (self.config.specialise == "now" or self.config.target != "cpu") and not variants.codes:
+        if not bindings.any_shape and not variants.codes:
             return {}
         return {
             "variants": len(variants.codes),

@@ -17,8 +17,9 @@ from monograph.ir.evaluate import evaluate
 from monograph.ir.size_expressions import Symbol
 from monograph.ir.size_expressions import evaluate as value_of
 from monograph.ir.sizes import SizeScope, is_open
-from monograph.runtime.cpu.any_shape import AnyShape, compile_any_shape
+from monograph.runtime.cpu.any_shape import compile_any_shape
 from monograph.runtime.numerics.bisect import first_wrong
+from monograph.runtime.shape_code import ShapeCode
 
 SIZES = (2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 33, 40)
 THREADS = 2
@@ -57,7 +58,7 @@ class Opened:
     plain: Graph
     graph: Graph
     scope: SizeScope
-    code: AnyShape
+    code: ShapeCode
 
     def problem(self, feeds: Mapping[str, Array]) -> str | None:
         """Run feeds and compare with the reference; None if all is right, or not comparable."""
@@ -109,15 +110,23 @@ class Opened:
         return self.scope.hints
 
 
-def open_graph(graph: Graph, chosen: Callable[[str, int], bool] = lambda *_: True) -> Opened | None:
+def compiled_for_cpu(graph: Graph, scope: SizeScope) -> ShapeCode:
+    """Compile a graph with open sizes for the CPU. Addresses are checked."""
+    KERNELS.load()
+    return compile_any_shape(graph, scope, host_features(), THREADS, checked=True)
+
+
+def open_graph(
+    graph: Graph,
+    chosen: Callable[[str, int], bool] = lambda *_: True,
+    compiled: Callable[[Graph, SizeScope], ShapeCode] = compiled_for_cpu,
+) -> Opened | None:
     """Compile a graph with open dimensions; None if it has none to open.
 
-    Raises UnsupportedError for a graph that is no single native function. Addresses are checked.
+    Raises UnsupportedError for a graph that is no single program of kernels.
     """
-    KERNELS.load()
     scope = SizeScope()
     made = opened(graph, scope, chosen)
     if not scope.hints:
         return None
-    code = compile_any_shape(made, scope, host_features(), THREADS, checked=True)
-    return Opened(graph, made, scope, code)
+    return Opened(graph, made, scope, compiled(made, scope))

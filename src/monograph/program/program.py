@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from monograph.errors import VerifyError
-from monograph.ir import Constant, Graph, Value
-from monograph.ir.sizes import hint_of
+from monograph.ir import Constant, Graph, TensorType, Value
+from monograph.ir.sizes import SizeScope, hint_of, is_open
 from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.program.fusion.op_classes import is_join, is_leaf, is_view
 from monograph.program.fusion.region import Region
@@ -62,6 +63,13 @@ class Program:
             for new, old in over.items()
             if buffers[old].kind == INPUT
         }
+
+    @cached_property
+    def scope(self) -> SizeScope | None:
+        """The open sizes of the program; None if all sizes are known."""
+        values = (*self.graph.inputs, *(v for s in self.steps for v in s.region.outputs))
+        dims = (d for v in values if isinstance(v.type, TensorType) for d in v.type.shape or ())
+        return next((d.scope for d in dims if is_open(d)), None)
 
     def in_place(self, step: Step) -> bool:
         """Return True if a step writes its result over one of its operands."""

@@ -10,10 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from monograph.errors import UnsupportedError
 from monograph.ir import Graph
+from monograph.ir.sizes import SizeScope
 from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port, arrays_of
 from monograph.runtime.outputs import check_out
+from monograph.runtime.shape_code import ShapeCode
 
 
 class Target(Protocol):
@@ -65,6 +68,13 @@ class Target(Protocol):
 
     def compile(self, graph: Graph) -> Executable:
         """Compile an optimised graph of known shapes."""
+
+    def compile_any_shape(self, graph: Graph, scope: SizeScope) -> ShapeCode:
+        """Compile an optimised graph with open sizes.
+
+        Raises UnsupportedError for a graph whose sizes have to be known.
+        """
+        raise UnsupportedError("this target compiles for one set of shapes")
 
     def load(
         self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]

@@ -303,9 +303,9 @@ def _follows(before: Region, after: Region) -> bool:
     if first.inputs[1] not in before.inputs:
         return False
     size, rows = own.tensor.static, second.tensor.static
-    if own is second.inputs[1] or not 0 < own.tensor.size <= MOST:
+    if own is second.inputs[1] or rows != (*size[:-1], 1):
         return False
-    return rows == (*size[:-1], 1)
+    return 0 < own.tensor.size <= MOST
 
 
 def _is_product(value: Value) -> bool:

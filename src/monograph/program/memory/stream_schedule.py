@@ -12,6 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from monograph.ir import Value
+from monograph.ir.sizes import any_open, hint_of, largest, proven
 from monograph.program.index import strides_of
 from monograph.program.memory.buffer_assignment import CONSTANT, Places, Storage
 from monograph.program.memory.inplace import root
@@ -119,21 +120,26 @@ def _disjoint(a: Value, b: Value, places: Places) -> bool:
     first, second = _box(a, places.storage[a]), _box(b, places.storage[b])
     if first is None or second is None:
         return False
-    return any(x.stop <= y.start or y.stop <= x.start for x, y in zip(first, second, strict=True))
+    pairs = zip(first, second, strict=True)
+    return any(proven(x[1], "<=", y[0]) or proven(y[1], "<=", x[0]) for x, y in pairs)
 
 
-def _box(value: Value, place: Storage) -> list[range] | None:
-    """Return a value's ranges along the dimensions of its buffer; None if it is not a plain box."""
+def _box(value: Value, place: Storage) -> list[tuple[int, int]] | None:
+    """Return where a value starts and stops along the dimensions of its buffer.
+
+    None if it is not a plain box.
+    """
     steps = strides_of(place.buffer.padded)
     shape = value.tensor.static
     if len(shape) != len(steps) or any(
-        d > 1 and s != t for d, s, t in zip(shape, place.strides, steps, strict=True)
+        not proven(s, "==", t) and d > 1
+        for d, s, t in zip(shape, place.strides, steps, strict=True)
     ):
         return None
     rest, found = place.offset, []
     for extent, step in zip(shape, steps, strict=True):
         start, rest = divmod(rest, step) if step else (0, rest)
-        found.append(range(start, start + extent))
+        found.append((start, start + extent))
     return found
 
 
@@ -204,6 +210,8 @@ class Uses:
 
 def plan_concurrent(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
     """Place buffers so that no two that may be in use at once overlap; the largest first."""
+    if any_open(b.nbytes for b in buffers):
+        return _plan_bins(buffers, order)
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Uses]] = []
     size = 0
@@ -215,6 +223,26 @@ def plan_concurrent(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
         placed.append((offset, offset + nbytes, buffer))
         size = max(size, offset + nbytes)
     return MemoryPlan(offsets, size)
+
+
+def _plan_bins(buffers: Sequence[Uses], order: Schedule) -> MemoryPlan:
+    """Place buffers of open sizes: which of them share memory does not depend on sizes."""
+    bins: list[list[Uses]] = []
+    for buffer in sorted(buffers, key=lambda b: (-hint_of(b.nbytes), b.steps[:1], b.key)):
+        free = (b for b in bins if not any(_meet(buffer, other, order) for other in b))
+        # The tightest bin: the first buffer of each is its largest.
+        best = min(free, key=lambda b: hint_of(b[0].nbytes), default=None)
+        if best is None:
+            bins.append([buffer])
+        else:
+            best.append(buffer)
+    offsets: dict[int, int] = {}
+    start = 0
+    for members in bins:
+        offsets.update({buffer.key: start for buffer in members})
+        room = largest((1, *(buffer.nbytes for buffer in members)))
+        start = start + -(-room // ALIGNMENT) * ALIGNMENT
+    return MemoryPlan(offsets, start)
 
 
 def _meet(a: Uses, b: Uses, order: Schedule) -> bool:

@@ -7,9 +7,8 @@ ports and the bytes of the arena. That takes no compiler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,8 +19,7 @@ from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, Graph
 from monograph.ir.lazy import lazy
 from monograph.ir.memory import MAX_TENSOR_BYTES
-from monograph.ir.size_expressions import Most, SizeExpression, SizeFloor, Symbol
-from monograph.ir.size_guards import described
+from monograph.ir.size_expressions import SizeExpression, Symbol
 from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact
@@ -30,67 +28,7 @@ from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort, W
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.executable import ANY_SHAPE
 from monograph.runtime.progress import Progress, silent
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def open_shapes(
-    declared: Mapping[str, Sequence[int | str]], given: Shapes, scope: SizeScope
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs with a symbol for each open dimension of 2 or more elements."""
-    symbols: dict[str, int] = {}
-
-    def size(dim: int | str, number: int) -> int:
-        if isinstance(dim, int) or number < 2:
-            return number
-        if dim not in symbols:
-            symbols[dim] = scope.symbol(dim, number)
-        return symbols[dim]
-
-    return {
-        name: tuple(map(size, declared[name], shape)) if name in declared else shape
-        for name, shape in given.items()
-    }
-
-
-@dataclass(frozen=True)
-class ShapeFunction:
-    """Computes everything that depends on open sizes, from the sizes of the inputs."""
-
-    symbols: tuple[Symbol, ...]
-    compute: Callable[..., tuple[int, ...]]
-
-    def __call__(self, values: Mapping[Symbol, int]) -> tuple[int, ...]:
-        return self.compute(*(values[s] for s in self.symbols))
-
-
-def shape_function(symbols: Sequence[Symbol], wanted: Sequence[SizeExpression]) -> ShapeFunction:
-    """Compile the computation of some expressions to one Python function."""
-    names = {symbol: f"s{i}" for i, symbol in enumerate(symbols)}
-    lines: list[str] = []
-    known: dict[SizeFloor | Most, str] = {}
-
-    def factor(f: Symbol | SizeFloor | Most) -> str:
-        if isinstance(f, Symbol):
-            return names[f]
-        if f not in known:
-            if isinstance(f, SizeFloor):
-                text = f"({total(f.of)}) // ({total(f.by)})"
-            else:
-                text = f"max({', '.join(map(total, f.of))})"
-            known[f] = name = f"t{len(known)}"
-            lines.append(f"    {name} = {text}")
-        return known[f]
-
-    def total(e: SizeExpression) -> str:
-        return " + ".join("*".join([str(c), *map(factor, p)]) for p, c in e.terms) or "0"
-
-    results = ", ".join(map(total, wanted))
-    text = f"def compute({', '.join(names.values())}):\n"
-    text += "\n".join([*lines, f"    return ({results},)" if wanted else "    return ()"])
-    scope: dict[str, Any] = {}
-    exec(text, {"max": max}, scope)  # the text is made of numbers and names of our own
-    return ShapeFunction(tuple(symbols), scope["compute"])
+from monograph.runtime.shape_code import ShapeCode, shape_function
 
 
 class AnyShapeExecutable(NativeExecutable):
@@ -132,12 +70,13 @@ class AnyShapeExecutable(NativeExecutable):
         return workspace
 
 
-class AnyShape:
+class AnyShape(ShapeCode):
     """The code of a model for all sizes for which its guards hold."""
 
     def __init__(self, artefact: AnyShapeArtefact) -> None:
         self.artefact = artefact
-        self.scope, self.layout = artefact.scope, artefact.program.layout
+        self.scope, self.shapes = artefact.scope, artefact.shapes
+        self.layout = artefact.program.layout
         self.native = NativeCode(
             [bytes(o) for o in artefact.program.objects], self.layout.functions
         )
@@ -166,46 +105,6 @@ class AnyShape:
         # The layout stays: its sizes are those of the own scope.
         program = replace(stored.program, layout=self.layout)
         self.artefact = replace(self.artefact, program=program)
-
-    @property
-    def guards(self) -> list[str]:
-        """The guards as texts, without the mark of the compilation in the names of symbols."""
-        mark = f"@{self.scope.number}"
-        texts = (f"{e} {described(g)}" for e, g in self.scope.guards.items())
-        return [text.replace(mark, "") for text in texts]
-
-    def bind(self, given: Shapes) -> dict[Symbol, int] | None:
-        """Return the values of the symbols for inputs of these shapes; None if they do not fit."""
-        values = self._values(given)
-        return values if isinstance(values, dict) and self.scope.holds(values) else None
-
-    def misfit(self, given: Shapes) -> str:
-        """Return why inputs of these shapes need other code; "" if they do not."""
-        values = self._values(given)
-        found = values if isinstance(values, str) else self.scope.broken(values)
-        return (found or "").replace(f"@{self.scope.number}", "")
-
-    def _values(self, given: Shapes) -> dict[Symbol, int] | str:
-        """Return the values of the symbols, or why shapes do not fit the inputs."""
-        values: dict[Symbol, int] = {}
-        if given.keys() != self.artefact.shapes.keys():
-            return f"the inputs must be {', '.join(self.artefact.shapes)}"
-        for name, shape in given.items():
-            own = self.artefact.shapes[name]
-            if len(own) != len(shape):
-                return f"{name} must have rank {len(own)}"
-            for axis, (size, number) in enumerate(zip(own, shape, strict=True)):
-                if not is_open(size):
-                    if size != number:
-                        return f"dimension {axis} of {name} is {number}: must be {size}"
-                    continue
-                symbol = size.expression.terms[0][0][0]
-                assert isinstance(symbol, Symbol)
-                if not symbol.least <= number <= symbol.most:
-                    return f"{symbol.name} is {number}: must be at least {symbol.least}"
-                if values.setdefault(symbol, number) != number:
-                    return f"{symbol.name} is {values[symbol]} and {number}: must be one size"
-        return values
 
     def executable(self, values: Mapping[Symbol, int]) -> AnyShapeExecutable:
         """Return what runs inputs of these sizes."""

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from monograph.errors import InferError, MonographError
 from monograph.runtime.cache.store import CacheStore, Shapes
-from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
+from monograph.runtime.cpu.any_shape import AnyShape
+from monograph.runtime.executable import Executable
 from monograph.runtime.progress import Progress
+from monograph.runtime.shape_code import ShapeCode
 
 if TYPE_CHECKING:
     from monograph.runtime.cache.package import Package
@@ -30,7 +32,7 @@ class Variants:
     """The code for any shape of one session. The caller makes sure that one thread asks at once."""
 
     def __init__(self, stored: CacheStore | Package | None, progress: Progress) -> None:
-        self.codes: list[AnyShape] = []
+        self.codes: list[ShapeCode] = []
         self.reasons: list[str] = []
         """Why each variant was needed: what the variants before it must have; "" for the first."""
         self.exact_reason = ""
@@ -42,13 +44,13 @@ class Variants:
         self._store = stored
         self._progress = progress
 
-    def find(self, shapes: Shapes) -> AnyShapeExecutable | None:
+    def find(self, shapes: Shapes) -> Executable | None:
         """Return code that has been compiled before, bound to inputs of these shapes."""
         return self._bound(shapes, 0) or self._read(shapes)
 
     def find_or_compile(
-        self, shapes: Shapes, compile_: Callable[[Shapes], AnyShape]
-    ) -> AnyShapeExecutable | None:
+        self, shapes: Shapes, compile_: Callable[[Shapes], ShapeCode]
+    ) -> Executable | None:
         """Return code bound to inputs of these shapes; None if exact code is needed."""
         store = self._store
         if self.exact_reason:
@@ -71,14 +73,14 @@ class Variants:
     def _wait(self) -> None:
         self._progress("wait", 0, 1)
 
-    def _bound(self, shapes: Shapes, first: int) -> AnyShapeExecutable | None:
+    def _bound(self, shapes: Shapes, first: int) -> Executable | None:
         for code in self.codes[first:]:
             values = code.bind(shapes)
             if values is not None:
                 return code.executable(values)
         return None
 
-    def _read(self, shapes: Shapes) -> AnyShapeExecutable | None:
+    def _read(self, shapes: Shapes) -> Executable | None:
         """Read variants from disk until one fits."""
         while self._store is not None and len(self.codes) < MOST_VARIANTS:
             artefact = self._store.find_variant(len(self.codes))
@@ -92,8 +94,8 @@ class Variants:
         return None
 
     def _compile(
-        self, shapes: Shapes, compile_: Callable[[Shapes], AnyShape]
-    ) -> AnyShapeExecutable | None:
+        self, shapes: Shapes, compile_: Callable[[Shapes], ShapeCode]
+    ) -> Executable | None:
         started = time.perf_counter()
         try:
             code = compile_(shapes)
@@ -107,8 +109,9 @@ class Variants:
             return None
         seconds = time.perf_counter() - started
         self.seconds += seconds
-        code.artefact = replace(code.artefact, seconds=seconds)
-        if isinstance(self._store, CacheStore):
+        if isinstance(code, AnyShape):
+            code.artefact = replace(code.artefact, seconds=seconds)
+        if isinstance(code, AnyShape) and isinstance(self._store, CacheStore):
             stored = self._store.keep_variant(len(self.codes), code.artefact)
             if stored is not None:
                 code.adopt(stored)
@@ -117,6 +120,6 @@ class Variants:
         assert made is not None, "a variant is valid for the sizes that it was compiled for"
         return made
 
-    def _add(self, code: AnyShape, shapes: Shapes) -> None:
+    def _add(self, code: ShapeCode, shapes: Shapes) -> None:
         self.reasons.append("; ".join(dict.fromkeys(self.misfits(shapes))))
         self.codes.append(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -25,6 +24,7 @@ from monograph.runtime.gpu.memory import (
     out_of_memory,
     told_of_failure,
 )
+from monograph.runtime.gpu.run_turns import RunTurns
 from monograph.runtime.gpu.tensors import from_numpy, is_plain, plain, raw, torch_type
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 from monograph.runtime.pending import Pending
@@ -106,23 +106,23 @@ class GpuProgram(Executable):
         block: Array,
         constants: DeviceConstants | None = None,
         held: Mapping[str, torch.Tensor] = NOTHING,
+        turns: RunTurns | None = None,
     ) -> None:
         self.layout = layout
         self.held = {f"input:{name}": memory for name, memory in held.items()}
         """Memory in the place of inputs that the caller does not bring."""
         self.device = device
-        self.lock = threading.RLock()
+        self.turns = turns or RunTurns(device)
+        self.lock = self.turns.lock
         self.marked_streams: set[int] = set()
         """Streams that its memory is known to be used on."""
         self._process = os.getpid()
         pieces: Pieces = layout.pieces or ((0, block.size),)
         needs = (layout.arena_bytes, block.size, layout.kept_bytes)
-        self.last_stream = device.stream()
-        """The one that was last given something that uses its memory: here, zeros for it."""
         try:
             self._constants = (constants or DeviceConstants(device)).upload(block, pieces)
             self.buffers = {
-                ARENA: self._bytes(torch.empty, layout.arena_bytes),
+                ARENA: self.turns.arena(layout.arena_bytes),
                 KEPT: self._bytes(torch.zeros, layout.kept_bytes),
             }
         except torch.OutOfMemoryError as e:
@@ -370,13 +370,20 @@ class GpuProgram(Executable):
 
         Returned is whether there was another. Whoever captures the current one sees to the order.
         """
+        last = self.turns.stream
         if stream == self.last_stream or self.device.capturing(stream):
             return False
-        if self.device.capturing(self.last_stream):
-            raise _waits_for_capture()
-        self.device.join(self.last_stream)
-        self.last_stream = stream
+        if stream != last:
+            if self.device.capturing(last):
+                raise _waits_for_capture()
+            self.device.join(last)
+        self.turns.take(self, stream)
         return True
+
+    @property
+    def last_stream(self) -> int:
+        """The stream that was last given work on its memory; none if another program has it."""
+        return self.turns.stream_of(self)
 
 
 def _waits_for_capture() -> ExecutionError:

@@ -15,9 +15,11 @@ from monograph.codegen.triton.module.kernel import KERNELS, Arch
 from monograph.codegen.triton.module.layout import GpuModule
 from monograph.codegen.triton.module.select import GpuTarget
 from monograph.config import Config
-from monograph.errors import CodegenError, ConfigError, ExecutionError
+from monograph.errors import CodegenError, ConfigError, ExecutionError, UnsupportedError
 from monograph.ir import Graph
+from monograph.ir.sizes import SizeScope
 from monograph.program.launch_regions import kind_of, step_name
+from monograph.program.lowering import lower
 from monograph.program.program import Program, Step
 from monograph.program.work import program_work
 from monograph.runtime.cache.object_cache import open_cache
@@ -27,6 +29,7 @@ from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port
 from monograph.runtime.forking import import_whole
 from monograph.runtime.gpu import ports
+from monograph.runtime.gpu.any_shape import AnyShapeGpu
 from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
 from monograph.runtime.gpu.build.compiler import (
@@ -60,6 +63,7 @@ from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
 from monograph.runtime.gpu.ports import TensorStages, imported
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.progress import Progress
+from monograph.runtime.shape_code import ShapeCode
 from monograph.runtime.target import Target
 
 Optimise = Callable[[Graph], Graph]
@@ -185,6 +189,8 @@ class GpuBackend(_GpuTarget):
         if device.measures and config.tune != OFF:
             self.measured = MeasuredTransferModes(cache, environment_of(device))
             self.streams = MeasuredStreams(cache, environment_of(device))
+        self.requested: set[CompileRequest] = set()
+        """The kernels that executables of this session launch."""
         self._process = os.getpid()
 
     @property
@@ -218,7 +224,34 @@ class GpuBackend(_GpuTarget):
         if self.streams is not None:
             module = planned(module, self.streams)
         self._keep(module)
+        self.requested.update(requests_of(module))
         return GpuExecutable(module, self.device, self.constants)
+
+    def compile_any_shape(self, graph: Graph, scope: SizeScope) -> ShapeCode:
+        """Compile an optimised graph with open sizes; of each step the generated kernels only.
+
+        Raises UnsupportedError for a graph that is no single program of kernels.
+        """
+        import_whole(KERNELS.load)
+        with told_of_failure():
+            self.check_process()
+            self.refuse_recording()
+            lowered = lower(graph, self.rules)
+            if lowered.split is not None or lowered.states or lowered.in_pairs:
+                raise UnsupportedError("code for any shape is one program", given="stages")
+            program = lowered.whole
+            check_served(program)
+            module = compile_chosen(
+                program,
+                first,
+                lambda m: build(self.device, [m], self.progress, self.kernels),
+                self.arch,
+                tf32=self.config.tf32,
+                libraries=False,
+            )
+            self._keep(module)
+            self.requested.update(requests_of(module))
+            return AnyShapeGpu(module, scope, self.device, self.constants, self._captured)
 
     def _keep(self, module: GpuModule) -> None:
         """Keep the chosen kernels for the next process, without the other candidates."""
@@ -282,6 +315,7 @@ class GpuBackend(_GpuTarget):
             "syncs": sum(e.syncs for e in executables),
             "tuning_used": len(self.tuner.used),
             "tuned": self.tuner.measured,
+            "compiled_kernels": len(self.requested),
         }
 
 

@@ -94,7 +94,7 @@ def _attention(context: GpuContext, anchor: Value, views: list[Strided]) -> tupl
 def candidates(context: GpuContext) -> list[Candidate]:
     anchor = context.anchor
     h = heads_of(anchor.inputs)
-    found = variants("flash", _configs(h, anchor.dtype), partial(_flash, context, h))
+    found = variants("flash", _configs(h.hint, anchor.dtype), partial(_flash, context, h))
     # Early enough for a fast search; never the default, which must not need a library.
     return [*found[:2], *attentions(context), *found[2:]]
 

@@ -6,7 +6,7 @@ The heads that share keys are rows of one tile, so that keys are read once for a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from monograph.codegen.common import types
 from monograph.codegen.common.registers import Reg
@@ -18,6 +18,7 @@ from monograph.codegen.triton.matmul.dot import multiply
 from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, TritonScratch
 from monograph.ir import Value
 from monograph.ir.dtype import BOOL, f64
+from monograph.ir.sizes import hint_of
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Indices, aligned
@@ -40,6 +41,11 @@ class AttentionSizes:
     @property
     def rows(self) -> int:
         return self.repeats * self.queries
+
+    @property
+    def hint(self) -> AttentionSizes:
+        """The sizes by which tilings are chosen: open ones as in the compiling run."""
+        return AttentionSizes(*(hint_of(getattr(self, f.name)) for f in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from monograph.codegen.triton.module.kernel import (
     variants,
 )
 from monograph.ir import Array, DType, Value, is_finite, known
+from monograph.ir.sizes import divides
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.program.index import Counter, Index
@@ -103,10 +104,10 @@ def candidates(context: GpuContext) -> list[Candidate]:
     if g.transposed and not is_finite(anchor.inputs[1]):
         return exact_candidates(context)
     if g.depthwise:
-        found = variants("depthwise", _channel_configs(g), partial(_depthwise, context, g))
+        found = variants("depthwise", _channel_configs(g.hint), partial(_depthwise, context, g))
         return [*found[:2], *convolutions(context), *found[2:]]
     found = variants(
-        "implicit", _configs(g, anchor.inputs[0].dtype), partial(_implicit, context, g)
+        "implicit", _configs(g.hint, anchor.inputs[0].dtype), partial(_implicit, context, g)
     )
     if serves_runs(context, anchor, g):
         runs = run_candidates(context, anchor, g)
@@ -214,9 +215,9 @@ def _implicit_kernel(
     pid = k.program_id()
     row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
     column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rn")
-    mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
+    mask = None if divides(c.m, g.rows) else w.let(f"{row}[:, None] < {g.rows}", "m")
     reader = reader_of(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
-    beyond = w.let(f"{column} < {g.columns}", "m") if g.columns % c.n else None
+    beyond = None if divides(c.n, g.columns) else w.let(f"{column} < {g.columns}", "m")
     first = f"{k.program_id(1)} * {g.columns} + " if g.groups > 1 else ""
     channel_dimension = len(t.shape) - 1 if g.last else 1
     t.axis(
@@ -299,7 +300,7 @@ def _depthwise(context: GpuContext, g: Window, c: DotTiling) -> Launch:
     pid = k.program_id()
     row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
     column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rc")
-    mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
+    mask = None if divides(c.m, g.rows) else w.let(f"{row}[:, None] < {g.rows}", "m")
     reader = reader_of(k, t, anchor, g, w.let(f"{row}[:, None]"), mask)
     lane = w.let(f"{column}[None, :]")
     beyond = w.let(f"{lane} < {g.groups}", "m") if g.groups % c.n else None

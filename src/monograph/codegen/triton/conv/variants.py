@@ -39,6 +39,7 @@ from monograph.codegen.triton.module.kernel import (
     variants,
 )
 from monograph.ir import Array, Value, known
+from monograph.ir.sizes import divides, hint_of
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.index import strides_of
@@ -61,9 +62,9 @@ def serves_runs(context: GpuContext, anchor: Value, g: Window) -> bool:
 def run_candidates(context: GpuContext, anchor: Value, g: Window) -> list[Candidate]:
     """Return kernels for runs, the most promising first."""
     run = g.kernel[1] * g.channels
-    dtype = anchor.inputs[0].dtype
-    fitting = [c for c in tiles(g.rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
-    shape = ProductShape(1, g.rows, g.columns, g.kernel[0] * run)
+    dtype, rows = anchor.inputs[0].dtype, hint_of(g.rows)
+    fitting = [c for c in tiles(rows, g.columns, run, dtype) if c.k <= max(32, power(run))]
+    shape = ProductShape(1, rows, g.columns, g.kernel[0] * run)
     ordered = sorted(fitting, key=lambda c: guess(shape, c, dtype) * -(-run // c.k) * c.k / run)
     return variants("runs", ordered, partial(_run_kernel, context, anchor, g))
 
@@ -90,8 +91,8 @@ def _run_kernel(context: GpuContext, anchor: Value, g: Window, c: DotTiling) -> 
     pid = k.program_id()
     row = w.let(f"({pid} // {across}) * {c.m} + tl.arange(0, {c.m})", "rm")
     column = w.let(f"({pid} % {across}) * {c.n} + tl.arange(0, {c.n})", "rn")
-    mask = w.let(f"{row}[:, None] < {g.rows}", "m") if g.rows % c.m else None
-    beyond = w.let(f"{column} < {g.columns}", "m") if g.columns % c.n else None
+    mask = None if divides(c.m, g.rows) else w.let(f"{row}[:, None] < {g.rows}", "m")
+    beyond = None if divides(c.n, g.columns) else w.let(f"{column} < {g.columns}", "m")
     t.batch(w.let(f"{row}[:, None]"), [0, 1, 2], mask)
     t.axis(3, w.let(f"{column}[None, :]"), w.let(f"{beyond}[None, :]") if beyond else None)
     w.line(f"acc = tl.zeros(({c.m}, {c.n}), {register_type(accumulator(anchor.dtype))})")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from monograph.codegen.common.scalars import Walk
 from monograph.codegen.triton.emit.scalar import TritonScalars
 from monograph.codegen.triton.emit.writer import Writer
-from monograph.ir import Value, known
+from monograph.ir import DType, Value, known
 from monograph.ir.dtype import i64
+from monograph.ir.sizes import is_open
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.index_bounds import inside, substitute
 from monograph.program.fusion.op_classes import is_view
@@ -63,8 +65,12 @@ class TritonElements(Walk[Point]):
         """An element from memory, or a literal."""
         data = known(value)
         if data is not None and data.size == 1:
-            return self.scalars.literal(data.reshape(-1)[0].item(), value.dtype)
+            return self._only(data.reshape(-1)[0], value.dtype)
         return self.scalars.decoded(self.loaded(value, at, point), value.dtype)
+
+    def _only(self, number: Any, dtype: DType) -> Scalar:
+        """The only element of a constant: a literal, or an open size."""
+        return self.scalars.literal(number if is_open(number) else number.item(), dtype)
 
     def loaded(self, value: Value, at: Indices, point: Point) -> str:
         """Load elements in their memory form, 0 outside of the masks."""
@@ -148,7 +154,8 @@ class TritonElements(Walk[Point]):
 
     def integer(self, index: Index, point: Point) -> str:
         """Return an index as an expression, in 64 bits if 32 are too few."""
-        wide = max(map(abs, index.bounds())) > INT32_MOST
+        low, high = index.bounds()
+        wide = high > INT32_MOST or low < -INT32_MOST
         parts = [self._term(atom, factor, point, wide) for atom, factor in index.terms]
         if index.constant or not parts:
             parts.append(str(index.constant))

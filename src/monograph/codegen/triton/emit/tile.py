@@ -26,6 +26,7 @@ from monograph.codegen.triton.module.kernel import (
 )
 from monograph.ir import Array, DType, Value, from_numpy
 from monograph.ir.dtype import f32, f64, i32, i64
+from monograph.ir.sizes import divides, hint_of
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Element, Indices, counters, merge
 from monograph.program.index import Counter, Index, flatten, kept_counter
@@ -36,7 +37,7 @@ BLOCKS = ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))
 
 def pointwise(context: GpuContext) -> list[Candidate]:
     """Kernels that compute every element of a region's outputs, which share a shape."""
-    size = math.prod(context.step.region.outputs[0].tensor.static)
+    size = hint_of(math.prod(context.step.region.outputs[0].tensor.static))
     fitting = [b for b in BLOCKS if b[0] <= max(128, size)]
     default = max(fitting, key=lambda b: (size // b[0] >= 264, -abs(b[0] - 512)))
     ordered = [default, *(b for b in fitting if b != default)]
@@ -57,7 +58,7 @@ def _flat(context: GpuContext, block: int, warps: int) -> Launch:
     order = elements.plan(region.outputs, at)
     pid = k.program_id()
     flat = k.w.let(f"{pid} * {block} + tl.arange(0, {block})", "i")
-    mask = k.w.let(f"{flat} < {size}", "m") if size % block else None
+    mask = None if divides(block, size) else k.w.let(f"{flat} < {size}", "m")
     k.wait()
     point = spread(k.w.let, flat, mask, at)
     made = elements.emit(order, point)
@@ -231,7 +232,7 @@ def _each(context: GpuContext, body: Body, block: int, warps: int) -> Launch:
     t = tile(k)
     size = math.prod(t.shape)
     flat = k.w.let(f"{k.program_id()} * {block} + tl.arange(0, {block})", "i")
-    mask = k.w.let(f"{flat} < {size}", "m") if size % block else None
+    mask = None if divides(block, size) else k.w.let(f"{flat} < {size}", "m")
     t.batch(flat, range(len(t.shape)), mask)
     t.elements.ground = BlockAxis(flat, mask)
     k.wait()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from monograph.codegen.common.registers import Reg
+from monograph.ir.sizes import is_open
 
 TYPES = {
     "i1": "tl.int1",
@@ -178,6 +179,8 @@ class Writer:
 def literal(value: float | int, element: str) -> str:
     """Return the text of a number of an element type; it broadcasts against anything."""
     kind = TYPES[element]
+    if is_open(value):
+        return f"({value}).to({kind})"
     if element == "i1":
         return f"tl.full((), {int(bool(value))}, tl.int1)"
     if element.startswith("i"):

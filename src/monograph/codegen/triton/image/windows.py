@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.module.kernel import KernelWriter
 from monograph.ir import Value
+from monograph.ir.sizes import hint_of, proven
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.pad_tile import Tile as Repeat
@@ -43,6 +44,12 @@ class Window:
     @property
     def rows(self) -> int:
         return self.batch * math.prod(self.results)
+
+    @property
+    def hint(self) -> Window:
+        """The sizes by which tilings are chosen: open ones as in the compiling run."""
+        results = tuple(map(hint_of, self.results))
+        return replace(self, batch=hint_of(self.batch), results=results)
 
     @property
     def taps(self) -> int:
@@ -124,7 +131,9 @@ class WindowReader:
             number = f"{start} - {pad} + {reach}" if pad else f"{start} + {reach}"
             most = (g.results[d] - 1) * stride - pad + (g.kernel[d] - 1) * g.dilations[d]
             inside = ["{} >= 0"] if pad else []
-            return number, inside + (["{} < " + str(g.sizes[d])] if most >= g.sizes[d] else [])
+            if not proven(most, "<", g.sizes[d]):
+                inside.append("{} < " + str(g.sizes[d]))
+            return number, inside
         spread = self.k.w.let(f"({place}) + {pad} - {reach}", "s")
         fits = f"({spread} >= 0) & ({spread} % {stride} == 0)"
         return f"{spread} // {stride}", [fits, "{} < " + str(g.sizes[d])]

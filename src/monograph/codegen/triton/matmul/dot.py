@@ -16,10 +16,10 @@ from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_f
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul import fused_matvec, gemv
 from monograph.codegen.triton.matmul.product import (
-    FEW_ROWS,
     Operands,
     Parts,
     dot_precision,
+    few_rows,
     inner_norm,
     join_parts,
     rounded,
@@ -40,6 +40,7 @@ from monograph.codegen.triton.module.kernel import (
 )
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8
+from monograph.ir.sizes import any_open, divides
 from monograph.ops.linear import Dot
 from monograph.program.fusion.fuse import inner_product
 from monograph.program.index import strides_of
@@ -140,10 +141,13 @@ def candidates(context: GpuContext) -> list[Candidate]:
     first = inner_product(region)
     if first is not None:
         return _chained(context, first)
-    few = gemv.candidates(context, shape) if shape.m <= FEW_ROWS else []
+    few = gemv.candidates(context, shape) if few_rows(shape) else []
     if inner_norm(region) is not None or anchor.tensor.shape != region.root.tensor.shape:
         return few  # only these fuse work into the product
-    configs = _tile_configs(shape, anchor.inputs[0].dtype)
+    configs = _tile_configs(shape.hint, anchor.inputs[0].dtype)
+    if any_open((shape.batch, shape.m, shape.n)):
+        # The counters of a split sum have to be zero before the first run: their number is fixed.
+        configs = [c for c in configs if c.split == 1]
     found = variants("tiles", configs, partial(_tile_kernel, context, shape))
     # Early enough for a fast search; never the default, which must not need a library.
     early = [*few[:EARLY], *found[: 1 if few else 2]]
@@ -160,7 +164,7 @@ def _chained(context: GpuContext, first: Value) -> list[Candidate]:
     ) -> None:
         _multiply(context, operands, of, DotTiling(m, n, k, 4, 1), steps)
 
-    tilings = [c for c in _tile_configs(shape, kind) if c.split == 1]
+    tilings = [c for c in _tile_configs(shape.hint, kind) if c.split == 1]
     return fused_matvec.candidates(context, first, tilings, multiplied)
 
 
@@ -252,7 +256,7 @@ def _tile_kernel(context: GpuContext, shape: ProductShape, c: DotTiling) -> Laun
 
 
 def _mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
-    return k.w.let(f"{text} < {size}", "m") if size % block else None
+    return None if divides(block, size) else k.w.let(f"{text} < {size}", "m")
 
 
 def _multiply(
@@ -261,7 +265,7 @@ def _multiply(
     """Write one step of the sum: acc += x[m, k] . y[k, n]."""
     w = operands.k.w
     now = w.let(f"k0 + {steps}", "kk")
-    whole = c.split == 1 and shape.k % c.k == 0
+    whole = c.split == 1 and divides(c.k, shape.k)
     across = BlockAxis(
         w.let(f"{now}[None, :]"), None if whole else w.let(f"{now}[None, :] < {shape.k}", "m")
     )

@@ -33,6 +33,7 @@ from monograph.codegen.triton.module.kernel import (
 )
 from monograph.ir import Array, Constant, DType, Value, known
 from monograph.ir.dtype import bf16, f16, f32, i32
+from monograph.ir.sizes import hint_of, is_open
 from monograph.ops.composite import RmsNorm
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
@@ -124,11 +125,21 @@ class ProductShape:
     n: int
     k: int
 
+    @property
+    def hint(self) -> ProductShape:
+        """The sizes by which tilings are chosen: open ones as in the compiling run."""
+        return ProductShape(*(hint_of(d) for d in (self.batch, self.m, self.n, self.k)))
+
 
 def sizes(anchor: Value) -> ProductShape:
     x, y = (v.tensor.static for v in anchor.inputs)
     whole = anchor.tensor.static
     return ProductShape(math.prod(whole[:-2]), whole[-2], y[-1], x[-1])
+
+
+def few_rows(shape: ProductShape) -> bool:
+    """Return True if a product has few rows: a kernel for few is written for their number."""
+    return not is_open(shape.m) and shape.m <= FEW_ROWS
 
 
 # What is done inside the kernel
@@ -150,7 +161,7 @@ def _has_few_rows(user: Value) -> bool:
     if not isinstance(user.op, Dot) or user.dtype not in (f16, bf16, f32):
         return False
     shape = sizes(user)
-    return shape.m <= FEW_ROWS and shape.k > 0 and _are_known(user.inputs[1])
+    return few_rows(shape) and shape.k > 0 and _are_known(user.inputs[1])
 
 
 def _are_known(weights: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -12,8 +13,10 @@ import numpy as np
 from monograph.codegen.common.registry import KernelRegistry
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.writer import Writer
+from monograph.errors import InternalError
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import i64
+from monograph.ir.sizes import divides
 from monograph.ir.types import digest_of
 from monograph.program.program import Program, Step
 
@@ -21,6 +24,10 @@ T = TypeVar("T")
 OUTSIDE = "an address is outside of its buffer"
 NAME = "KERNEL"
 """The placeholder for the function's name, so that equal kernels have equal source."""
+NARROW_MOST = (1 << 31) - (1 << 16)
+"""The greatest size in 32 bits: numbers of elements of the last block go beyond the size."""
+_SIZE = re.compile(r"%size\.(\d+)")
+"""An open size in a text: its place in the table of the compilation (`Size.__str__`)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,14 @@ class Launch:
     """The step of a sub-program that it belongs to."""
     bounds_checks: int = 0
     """The number of addresses that it checks because no proof covers them."""
+    sizes: tuple[int, ...] = ()
+    """The open sizes that it takes as numbers, after the pointers."""
+    wide_sizes: tuple[bool, ...] = ()
+    """True for each size that is passed in 64 bits."""
+    multiples: tuple[bool, ...] = ()
+    """True for each size that is a multiple of 16: part of the key of its code."""
+    aligned: tuple[bool, ...] | None = None
+    """True for each pointer to vectors of 16 bytes, if offsets at given sizes do not say so."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +279,8 @@ class KernelWriter:
     def launch(self, grid: Sequence[int], warps: int = 4, stages: int = 2) -> Launch:
         """The finished kernel."""
         dependent = self.context.arch.dependent_launch and self.waited
-        names = ", ".join(f"p{i}" for i in range(len(self.arguments)))
-        body = "\n".join(self.w.lines or ["    pass"])
+        body, sizes = self._with_parameters("\n".join(self.w.lines or ["    pass"]))
+        names = ", ".join(f"p{i}" for i in range(len(self.arguments) + len(sizes)))
         source = f"@triton.jit\ndef {NAME}({names}):\n{body}\n"
         x, y, z = (*grid, 1, 1)[:3]
         return Launch(
@@ -276,7 +291,24 @@ class KernelWriter:
             stages,
             dependent,
             bounds_checks=self.checks,
+            sizes=sizes,
+            wide_sizes=tuple(n > NARROW_MOST for n in sizes),
+            multiples=tuple(divides(16, n) for n in sizes),
         )
+
+    def _with_parameters(self, body: str) -> tuple[str, tuple[int, ...]]:
+        """Return the body with its open sizes as parameters, and these sizes."""
+        places = [int(n) for n in dict.fromkeys(_SIZE.findall(body))]
+        if not places:
+            return body, ()
+        scope = self.context.program.scope
+        if scope is None:
+            raise InternalError("a kernel of fixed sizes reads an open one", given=body)
+        held = {place: expression for expression, place in scope.table.items()}
+        first = len(self.arguments)
+        names = {place: f"p{first + i}" for i, place in enumerate(places)}
+        sizes = tuple(scope.sized(held[place]) for place in places)
+        return _SIZE.sub(lambda found: names[int(found[1])], body), sizes
 
 
 def _is_literal(value: Value) -> bool:

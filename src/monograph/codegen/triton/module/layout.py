@@ -20,7 +20,9 @@ from monograph.codegen.triton.module.kernel import (
     Work,
     every_argument,
 )
+from monograph.errors import UnsupportedError
 from monograph.ir import Array, DType, Value, known
+from monograph.ir.sizes import any_open, divides, largest
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer
 from monograph.program.memory.inplace import root
@@ -55,7 +57,7 @@ class BufferRef:
     @property
     def aligned(self) -> bool:
         """True if vectors of 16 bytes may be read there."""
-        return self.offset % 16 == 0
+        return divides(16, self.offset)
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ class _Layout:
                 if storage is not None and storage.buffer.kind == TEMPORARY:
                     key = root(storage.buffer.id, over)
                     found.setdefault(key, []).append(position)
-                    sizes[key] = max(sizes.get(key, 0), storage.buffer.nbytes)
+                    sizes[key] = largest((sizes.get(key, 0), storage.buffer.nbytes))
             for argument in {id(a): a for w in works for a in every_argument(w)}.values():
                 if isinstance(argument, TritonScratch) and not argument.zeroed:
                     key = self.keys.setdefault(id(argument), -1 - len(self.keys))
@@ -316,6 +318,11 @@ class _Layout:
     def weights(self, value: Value) -> int:
         data = known(value)
         assert data is not None
+        if any_open(data.flat):
+            # Kernels take a single open size as a number.
+            if data.size > 1:
+                raise UnsupportedError("a vector of open sizes has no memory", given=value.type)
+            data = np.zeros(1, np.int64)
         return self.constant(value, data)
 
     def constant(self, key: object, data: Array) -> int:

@@ -23,6 +23,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.codegen.triton.rows.reduce import LARGEST, SUM, total
 from monograph.codegen.triton.rows.row_tiling import RowTiling
 from monograph.codegen.triton.rows.rows import RowBlock, RowWork, row_candidates
+from monograph.ir.sizes import is_open
 from monograph.ops.composite import LayerNorm, LogSoftmax, RmsNorm, Softmax
 from monograph.ops.scalar import Scalar
 
@@ -104,18 +105,27 @@ class _Norm(RowWork):
         block = rows.block("0")
         sums = total(rows, SUM, self._read(block))
         if rows.cut.split == 1:
-            return s.mul(sums, self._number(1 / min(rows.cut.block, rows.length)))
+            return s.mul(sums, self._first_share())
         left = f"{rows.length} - {rows.part} * {rows.chunk}"
         kind = "tl.float64" if self.dtype.bits == 64 else "tl.float32"
         size = rows.w.let(f"tl.minimum({left}, {rows.cut.block}).to({kind})")
         return s.div(sums, rows.named(size, self.dtype))
+
+    def _first_share(self) -> Scalar:
+        """Return 1 / the number of elements of the first block of a row."""
+        rows = self.rows
+        if not is_open(rows.length):
+            return self._number(1 / min(rows.cut.block, rows.length))
+        kind = "tl.float64" if self.dtype.bits == 64 else "tl.float32"
+        size = rows.w.let(f"tl.minimum({rows.length}, {rows.cut.block}).to({kind})")
+        return rows.s.div(self._number(1.0), rows.named(size, self.dtype))
 
     def _read(self, block: RowBlock) -> Scalar:
         return self.rows.read(block, self.dtype, 0.0)
 
     def _write_all(self, totals: list[Scalar]) -> None:
         rows, s = self.rows, self.rows.s
-        share, epsilon = self._number(1 / rows.length), self._number(self.op.epsilon)
+        share, epsilon = rows.inverse(rows.length, self.dtype), self._number(self.op.epsilon)
         if self.centred:
             rest, squares = (s.mul(t, share) for t in totals[:2])
             # Rounding may make the variance of equal elements negative.
@@ -164,7 +174,7 @@ class _Softmax(RowWork):
         """Generate a kernel that reads rows once if its blocks hold them, else twice."""
         rows, s = self.rows, self.rows.s
         rows.begin(cut)
-        if rows.trips > 1:
+        if not rows.held:
             self._write_all(*self.totals_of_rows())
             return rows.launch()
         block = rows.block("0")

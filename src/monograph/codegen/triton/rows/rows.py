@@ -27,6 +27,7 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.codegen.triton.rows.row_tiling import Field, RowTiling, row_tilings
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32, f64, i32
+from monograph.ir.sizes import divides, hint_of, is_open, proven
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.op_classes import is_view
 from monograph.program.fusion.region import (
@@ -124,8 +125,8 @@ class TritonRows:
                 positions = self._positions(self.at)
 
         def use(c: Counter) -> tuple[bool, int, int]:
-            runs = sum(abs(p.factor(c)) == 1 for p in positions)
-            return c.extent >= NARROWEST, runs, every.index(c)
+            runs = sum(_is_unit(p.factor(c)) for p in positions)
+            return hint_of(c.extent) >= NARROWEST, runs, every.index(c)
 
         lane = max(every, key=use, default=None)
         self.lane = lane if lane in self.kept and use(lane)[1] else None
@@ -151,7 +152,7 @@ class TritonRows:
         """Number rows in row-major order."""
         size, w = self.cut.rows, self.w
         number = pid if size == 1 else self._down(f"{pid} * {size} + tl.arange(0, {size})")
-        mask = w.let(f"{number} < {self.count}", "m") if self.count % size else None
+        mask = None if divides(size, self.count) else w.let(f"{number} < {self.count}", "m")
         self.number, self.row_mask = number, mask
         self.rows = self._spread(self.kept, number, mask)
 
@@ -163,7 +164,7 @@ class TritonRows:
         place = w.let(f"{pid} // {blocks}", "q") if outer else "0"
         first = w.let(f"{pid} % {blocks}", "r") if outer else pid
         text = first if size == 1 else self._down(f"{first} * {size} + tl.arange(0, {size})")
-        mask = w.let(f"{text} < {lane.extent}", "m") if lane.extent % size else None
+        mask = None if divides(size, lane.extent) else w.let(f"{text} < {lane.extent}", "m")
         self.number = w.let(f"{place} * {lane.extent} + {text}", "i") if outer else text
         self.row_mask = mask
         self.rows = self._spread(outer, place, None) | {lane: BlockAxis(text, mask)}
@@ -215,6 +216,11 @@ class TritonRows:
         return self.cut.trips(self.length)
 
     @property
+    def held(self) -> bool:
+        """True if a program has one block of a row; rows of an open length are looped over."""
+        return not is_open(self.length) and self.trips == 1
+
+    @property
     def chunk(self) -> int:
         """The elements of a row that a program processes, and some beyond its end."""
         return self.trips * self.cut.block
@@ -225,7 +231,7 @@ class TritonRows:
         if self.cut.split > 1:
             start = self.w.let(f"{self.part} * {self.chunk} + {start}", "k")
         number = steps if start == "0" else self.w.let(f"{start} + {steps}", "k")
-        whole = self.chunk * self.cut.split == self.length
+        whole = proven(self.chunk * self.cut.split, "==", self.length)
         mask = None if whole else self.w.let(f"{number} < {self.length}", "m")
         return RowBlock(self.rows | self._spread(self.reduced, number, mask), number, mask)
 
@@ -238,7 +244,7 @@ class TritonRows:
         self, starts: Sequence[str], body: Callable[[RowBlock, list[str]], list[str]]
     ) -> list[str]:
         """Run a body over the blocks of the rows; it computes new carried values from the old."""
-        if self.trips == 1:
+        if self.held:
             return body(self.block("0"), list(starts))
         names = [self.w.name("t") for _ in starts]
         for name, start in zip(names, starts, strict=True):
@@ -256,7 +262,7 @@ class TritonRows:
         join: Callable[[list[Scalar], list[Scalar]], list[Scalar]],
     ) -> list[Scalar]:
         """Combine blocks of the rows element by element; one block remains."""
-        if self.trips == 1:
+        if self.held:
             return make(self.block("0"))
         shape = self.shape(self.cut.block)
         first = [f"tl.broadcast_to({t.reg}, {shape})" for t in starts]
@@ -267,6 +273,12 @@ class TritonRows:
 
         names = self.loop(first, step)
         return [self.named(n, t.dtype) for n, t in zip(names, starts, strict=True)]
+
+    def inverse(self, count: int, dtype: DType) -> Scalar:
+        """Return 1 / a number of elements."""
+        if not is_open(count):
+            return self.s.constant(1 / count, dtype)
+        return self.s.div(self.s.constant(1.0, dtype), self.s.constant(count, dtype))
 
     def named(self, name: str, dtype: DType) -> Scalar:
         """Return the value of a variable."""
@@ -303,7 +315,7 @@ class TritonRows:
         e.given[self.anchor] = self._stored(result)
         made = e.emit(e.plan(self.outputs, self.out_at), point)
         for value in self.outputs:
-            if self.same_shape and self.count == self.length == 1:
+            if self.same_shape and proven(self.count * self.length, "==", 1):
                 # Store a block of one element: its position alone would be a scalar.
                 text = e.scalars.encoded(made[Element(value, self.out_at)])
                 self.w.line(f"tl.store({e.pointers[value]} + tl.arange(0, 1), {text})")
@@ -379,7 +391,14 @@ def row_candidates(context: GpuContext, work: Callable[[GpuContext], RowWork]) -
         memory = [scratch(first.rows, cut.split, first.dtype) for _ in range(first.totals)]
         return (first.parts(cut, memory), work(context).from_parts(cut, memory))
 
-    return variants("rows", row_tilings(field(work(context).rows)), kernels)
+    rows = work(context).rows
+    # A part of a row of an open length may be empty: no norm has that.
+    tilings = (c for c in row_tilings(field(rows)) if c.split == 1 or not is_open(rows.length))
+    return variants("rows", tilings, kernels)
+
+
+def _is_unit(factor: int) -> bool:
+    return not is_open(factor) and abs(factor) == 1
 
 
 def wide(dtype: DType) -> DType:
@@ -390,9 +409,10 @@ def wide(dtype: DType) -> DType:
 
 
 def field(rows: TritonRows) -> Field:
-    """Return the sizes that decide the tiling of rows."""
+    """Return the sizes that decide the tiling of rows; tilings serve all sizes."""
     itemsize = max(rows.operand.dtype.itemsize, 1)
-    return Field(rows.count, rows.length, rows.lane.extent if rows.lane else 0, itemsize)
+    lane = hint_of(rows.lane.extent) if rows.lane else 0
+    return Field(hint_of(rows.count), hint_of(rows.length), lane, itemsize)
 
 
 def scratch(rows: TritonRows, parts: int, dtype: DType) -> TritonScratch:

@@ -111,7 +111,9 @@ def request(
     launch: Launch, dtypes: tuple[DType, ...], aligned: tuple[bool, ...], stem: str
 ) -> CompileRequest:
     """Return the compile request of a launch."""
-    types = tuple(POINTERS[stored(t)] for t in dtypes)
+    sizes = tuple("i64" if wide else "i32" for wide in launch.wide_sizes)
+    types = tuple(POINTERS[stored(t)] for t in dtypes) + sizes
+    aligned = (aligned if launch.aligned is None else launch.aligned) + launch.multiples
     return CompileRequest(
         launch.source, stem, types, aligned, launch.warps, launch.stages, launch.dependent
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from monograph.codegen.triton.module import select
 from monograph.codegen.triton.module.kernel import Arch, Call, Candidate, GpuContext, Launch
 from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, lay_out
 from monograph.errors import CodegenError, MonographError
+from monograph.ir.sizes import any_open
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
 from monograph.runtime.gpu.build.compiler import (
@@ -189,16 +190,23 @@ def problem_key(program: Program, step: Step, tf32: bool) -> str:
 
 def requests_of(module: GpuModule) -> list[CompileRequest]:
     """Return the compile requests of a module."""
-    return [r for bound in module.every if (r := _request(bound)) is not None]
+    return [r for bound in module.every for r in _requests(bound)]
 
 
-def _request(bound: Bound) -> CompileRequest | None:
-    """Return the compile request of a work item; None for a call, a branch or a loop."""
-    if not isinstance(bound.work, Launch):
-        return None
+def _requests(bound: Bound) -> list[CompileRequest]:
+    """Return the compile requests of a work item; none for a call, a branch or a loop.
+
+    A kernel of open sizes is compiled for all of them, and for those that are multiples of 16.
+    """
+    launch = bound.work
+    if not isinstance(launch, Launch):
+        return []
     dtypes = tuple(a.dtype for a in bound.arguments)
     aligned = tuple(a.aligned for a in bound.arguments)
-    return request(bound.work, dtypes, aligned, bound.step.region.kind)
+    forms = [launch]
+    if any_open(launch.sizes) and not all(launch.multiples):
+        forms.append(replace(launch, multiples=(True,) * len(launch.sizes)))
+    return [request(form, dtypes, aligned, bound.step.region.kind) for form in forms]
 
 
 def build(
@@ -250,13 +258,13 @@ def compile_chosen(
 
     def among(step: Step, found: list[Candidate]) -> Candidate:
         left = [c for c in found if c.name not in refused.get(step, {})]
-        if not libraries:
-            left = [c for c in left if not any(isinstance(w, Call) for w in c.make())]
-        if not left:
-            raise _nothing_left(step, refused.get(step, {}))
-        chosen = choose(step, left)
-        names[step] = chosen.name
-        return chosen
+        while left:
+            chosen = choose(step, left)
+            if libraries or not any(isinstance(w, Call) for w in chosen.make()):
+                names[step] = chosen.name
+                return chosen
+            left = [c for c in left if c is not chosen]
+        raise _nothing_left(step, refused.get(step, {}))
 
     while True:
         module = compile_program(program, arch, among, tf32=tf32, streams=streams)
@@ -264,8 +272,7 @@ def compile_chosen(
         if not failed:
             return module
         for bound in module.every:
-            wanted = _request(bound)
-            why = None if wanted is None else failed.get(wanted)
+            why = next((failed[r] for r in _requests(bound) if r in failed), None)
             if why is not None:
                 step = bound.step
                 refused.setdefault(step, {})[names[step]] = str(why)

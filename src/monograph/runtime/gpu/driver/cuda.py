@@ -52,13 +52,23 @@ class CudaKernel:
 class CudaRecord:
     """A kernel with its grid and its parameters."""
 
-    def __init__(self, kernel: CudaKernel, grid: tuple[int, int, int], arguments: int) -> None:
+    def __init__(
+        self,
+        kernel: CudaKernel,
+        grid: tuple[int, int, int],
+        arguments: int,
+        sizes: tuple[int, ...] = (),
+    ) -> None:
         self.kernel = kernel
-        count = arguments + _HIDDEN_POINTERS
+        count = arguments + len(sizes) + _HIDDEN_POINTERS
         self.words = (ctypes.c_uint64 * count)()
         start = ctypes.addressof(self.words)
         self._pointers = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
+        for position, size in enumerate(sizes):
+            # The low half of a word holds a number of 32 bits.
+            self.words[arguments + position] = size
         self.params = ctypes.addressof(self._pointers)
+        self.grid = grid
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
@@ -80,6 +90,8 @@ class CudaRecord:
         self.words[position] = memory.data_ptr() + offset
 
     def launch(self, stream: int) -> None:
+        if 0 in self.grid:
+            return
         if stream != self._stream:
             self.config.hStream = cu.CUstream(stream)
             self._stream = stream
@@ -115,7 +127,7 @@ class CudaDevice(TorchDevice):
     def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> CudaRecord:
         dtypes = tuple(a.dtype for a in arguments)
         wanted = request(launch, dtypes, tuple(a.aligned for a in arguments), stem)
-        return CudaRecord(self.kernel(wanted), launch.grid, len(arguments))
+        return CudaRecord(self.kernel(wanted), launch.grid, len(arguments), launch.sizes)
 
     def loaded(
         self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]

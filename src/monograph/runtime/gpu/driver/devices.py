@@ -101,6 +101,7 @@ class _Interpreted:
         self._run = self._runner(launch, stem)
         self._dtypes = [a.dtype for a in arguments]
         self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
+        self._sizes = launch.sizes
 
     def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
         from monograph.runtime.gpu.driver.interpreter_batch import Grid
@@ -113,7 +114,7 @@ class _Interpreted:
     def launch(self, stream: int) -> None:
         # While it interprets, Triton patches its language for all threads.
         with _INTERPRETING:
-            self._run(*self._tensors)
+            self._run(*self._tensors, *self._sizes)
 
 
 class _Checked(_Interpreted):
@@ -136,7 +137,7 @@ class _Checked(_Interpreted):
 
     def launch(self, stream: int) -> None:
         with _INTERPRETING, checked_access(self._stem, self._ranges):
-            self._run(*self._tensors)
+            self._run(*self._tensors, *self._sizes)
 
 
 class Launched(_Interpreted):
@@ -145,13 +146,15 @@ class Launched(_Interpreted):
     def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         super().__init__(launch, arguments, stem)
         self.arguments = len(arguments)
+        self._empty = 0 in launch.grid
 
     def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         return partial(function(launch.source, stem)[launch.grid], **options)
 
     def launch(self, stream: int) -> None:
-        self._run(*self._tensors)
+        if not self._empty:
+            self._run(*self._tensors, *self._sizes)
 
 
 class Interpreter:
