@@ -27,6 +27,7 @@ from monograph.codegen.triton.module.kernel import ARCHES, Arch, GpuContext
 from monograph.codegen.triton.module.layout import lay_out
 from monograph.errors import CodegenError, MonographError
 from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse_graph, unpack
+from monograph.ir.sizes import SizeScope
 from monograph.ops import OPS
 from monograph.ops.attention import Attention
 from monograph.ops.composite import LayerNorm, RmsNorm, Silu, Softmax
@@ -43,11 +44,16 @@ from monograph.program.fusion.op_classes import is_native
 from monograph.runtime.gpu.build.compiler import CompileRequest, build_all
 from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.executable import lower_for_gpu, only_host
+from tests.cpu.any_shape_cases import opened
 from tests.samples import sample_graph
 
 CHECKED = ("sm_80", "sm_90", "gfx942", "gfx1100", "gfx1151", "gfx1201")
 TF32 = "tf32"
 """How the names of graphs begin whose products may be rounded."""
+OPENED = ("dot f16 128", "dot f32 128", "conv", "attention 128", "softmax", "sum", "layer norm")
+"""How the names of the larger problems begin that are compiled for open sizes too."""
+OPENED_SAMPLES = ("add", "gather", "max_pool", "average_pool", "resize", "pad", "cum_sum")
+"""Ops whose first sample is."""
 SEVERAL = 4
 """Candidates of the larger problems that are compiled."""
 
@@ -151,6 +157,19 @@ def samples(every: bool) -> Iterator[tuple[str, Graph]]:
             yield f"{op.name} {number}", graph
 
 
+def open_sizes() -> Iterator[tuple[str, Graph]]:
+    """Problems with open sizes: of activations all but the last dimension."""
+    graphs = [(n, g) for n, g in larger() if n.startswith(OPENED)]
+    for name in OPENED_SAMPLES:
+        graphs.append((name, sample_graph(OPS[name], OPS[name].samples[0])[0]))
+    for name, graph in graphs:
+        ranks = {
+            n: len(v.tensor.static) for n, v in zip(graph.input_names, graph.inputs, strict=True)
+        }
+        made = opened(graph, SizeScope(), lambda n, i, ranks=ranks: i < max(ranks[n] - 1, 1))
+        yield f"open {name}", made
+
+
 def requests(
     graph: Graph, arch: Arch, count: int | None, tf32: bool = False
 ) -> Iterator[CompileRequest]:
@@ -196,6 +215,7 @@ def main() -> int:
     else:
         graphs = [(n, g, count) for n, g in samples(options.every)]
         graphs += [(n, g, None if options.every else SEVERAL) for n, g in larger()]
+        graphs += [(n, g, None if options.every else 1) for n, g in open_sizes()]
     wrong = 0
     print(f"{'architecture':16}{'kernels':>8}{'failed':>8}{'s':>8}", flush=True)
     for name in options.arch or CHECKED:
