@@ -8,7 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
+from monograph.codegen.llvm.module.assembler import Module, Segment
+from monograph.codegen.llvm.module.compile import compile_program
 from monograph.codegen.llvm.module.features import host_features
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Input, Op, Sample, constant, evaluate, tensor

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from monograph.codegen.llvm.module.compile import Module, Segment
+from monograph.codegen.llvm.module.assembler import Module, Segment
 from monograph.ir import Array
 from monograph.program.program import Step
 from monograph.program.work import step_work

@@ -26,11 +26,11 @@ from monograph.runtime.executable import Executable
 from monograph.runtime.feeds import Metadata, ModelSignature, Port
 
 if TYPE_CHECKING:
-    from monograph.codegen.llvm.module.compile import Module
+    from monograph.codegen.llvm.module.assembler import Module
     from monograph.program.program import Program
     from monograph.runtime.cpu.executable import CpuExecutable
 
-FORMAT = 4
+FORMAT = 5
 """The format of members; raise it when their meaning changes."""
 LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
 _PORTS = ("inputs", "outputs", "optional")

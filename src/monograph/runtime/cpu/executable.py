@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from monograph.codegen.llvm.module.assembler import Module, Segment
 from monograph.codegen.llvm.module.barrier import FIRST_PORT
-from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
+from monograph.codegen.llvm.module.compile import compile_program
 from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.select import CpuTarget, host_reason, region_name
 from monograph.config import make_config
@@ -223,6 +224,7 @@ def make_layout(program: Program, module: Module, threads: int) -> Layout:
         flops=work.flops,
         moved=work.bytes,
         bounds_checks=module.bounds_checks,
+        meeting=module.meeting,
         weights=tuple(module.weights),
     )
 

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from monograph.codegen.llvm.module.compile import Module, Segment, compile_program
+from monograph.codegen.llvm.module.assembler import Module, Segment
+from monograph.codegen.llvm.module.compile import compile_program
 from monograph.config import make_config
 from monograph.ir import Array, Graph, Value
 from monograph.program.fusion.op_classes import is_join, is_view

@@ -18,9 +18,11 @@ from monograph.codegen.llvm.module.barrier import (
     CONSTANTS,
     FAULT_BYTES,
     FIRST_PORT,
+    SHARING,
     SIZES,
     WEIGHTS,
 )
+from monograph.codegen.llvm.module.parts import sharing_bytes
 from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
 from monograph.runtime.counts import Counts, host_takes_part
@@ -130,6 +132,8 @@ class Layout:
     """Bytes that the steps of a run read and write."""
     bounds_checks: int = 0
     """Addresses that no proof covers: every run checks them."""
+    meeting: tuple[str, ...] = ()
+    """The functions whose threads wait for each other in kernels: they need all their threads."""
     weights: tuple[str, ...] = ()
     """The digests of the large constants, in the order of their table."""
 
@@ -147,11 +151,14 @@ class Workspace:
         self.arena[:] = 0
         ports = len(layout.inputs) + len(layout.outputs)
         slots = BARRIER_BYTES + 8 * (FIRST_PORT + ports)
-        self.memory = aligned_bytes(slots + FAULT_BYTES * len(layout.faults))
+        faults = slots + FAULT_BYTES * len(layout.faults)
+        sharing = -(-faults // ALIGNMENT) * ALIGNMENT
+        self.memory = aligned_bytes(sharing + sharing_bytes(layout.threads))
         self.memory[:] = 0
         self.slots = self.memory[BARRIER_BYTES:slots].view(np.int64)
-        self.faults = self.memory[slots:].view(np.int64).reshape(-1, FAULT_BYTES // 8)
+        self.faults = self.memory[slots:faults].view(np.int64).reshape(-1, FAULT_BYTES // 8)
         self.address = int(self.memory.ctypes.data)
+        self.memory[SHARING:BARRIER_BYTES].view(np.int64)[0] = self.address + sharing
         self.slots[ARENA] = self.arena.ctypes.data
         self.slots[CONSTANTS] = constants.ctypes.data
         self.slots[WEIGHTS] = weights.ctypes.data
@@ -191,6 +198,7 @@ class NativeExecutable(Executable):
         """The table of open sizes; empty for code of one shape."""
         self._free: list[Workspace] = []
         self._functions = {name: code.address(name) for name in layout.functions}
+        self._meeting = {self._functions[name] for name in layout.meeting}
         self._inputs = [(s.index, s.name, s.buffer, s.shape, s.dtype.numpy) for s in layout.inputs]
         self._outputs = [(s.index, s.buffer, s.shape, s.dtype.numpy) for s in layout.outputs]
         numbers = {s.buffer: n for n, s in enumerate(layout.outputs)}
@@ -382,7 +390,10 @@ class NativeExecutable(Executable):
 
     def _launch(self, address: int, workspace: Workspace) -> None:
         """Runs a native function; fails where a kernel has found data that does not fit."""
-        self._pool.launch(address, workspace.address, self.threads)
+        if self.threads == 1 or address in self._meeting:
+            self._pool.launch(address, workspace.address, self.threads)
+        else:
+            self._pool.share(address, workspace.address, self.threads)
         self.counts.replays += 1
         if not self.layout.faults or not workspace.faults.any():
             return

@@ -16,7 +16,7 @@ import time
 
 from monograph.codegen.llvm.module.features import host_features
 from monograph.errors import ExecutionError
-from monograph.runtime.cpu import pool_code
+from monograph.runtime.cpu import pool_cells, pool_code
 from monograph.runtime.cpu.native import NativeCode, compile_module
 from monograph.runtime.cpu.pool_cores import THREAD
 from monograph.runtime.cpu.threads import MAX_THREADS, available_threads
@@ -26,7 +26,7 @@ _SPIN_SECONDS = 1e-3
 above all, may take as long to come back as a small model takes. At barriers it is a quarter."""
 _TRIAL_TURNS = 2000
 _LINE = 128
-_EXPORTS = ("launch", "run_alone", "worker", "spin")
+_EXPORTS = ("launch", "share", "run_alone", "worker", "spin")
 # Faults belong to the thread that made them; every other signal is for Python's threads.
 _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT"}
 
@@ -43,9 +43,8 @@ class ThreadPool:
             [compile_module(pool_code.pool_text(host_features()), host_features())], _EXPORTS
         )
         pointer = ctypes.c_void_p
-        self._launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, ctypes.c_int64)(
-            code.address("launch")
-        )
+        launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, ctypes.c_int64)
+        self._launch, self._share = launch(code.address("launch")), launch(code.address("share"))
         self._run_alone = ctypes.CFUNCTYPE(None, pointer, pointer)(code.address("run_alone"))
         self._spin = ctypes.CFUNCTYPE(None, pointer, ctypes.c_int32)(code.address("spin"))
         self._worker = code.address("worker")
@@ -62,8 +61,8 @@ class ThreadPool:
     def launch(self, function: int, context: int, threads: int) -> None:
         """Runs a function on so many threads, the caller being the first; returns when all did.
 
-        Launches from several Python threads go one after another, in the order in which they came;
-        those on one thread run at once, side by side.
+        Its threads may wait for each other. Such launches from several Python threads go one after
+        another, in the order in which they came.
         """
         if threads == 1:
             self._run_alone(function, context)
@@ -71,6 +70,17 @@ class ThreadPool:
         if threads > self.size:
             self.reserve(threads)
         self._launch(self._state, function, context, threads)
+
+    def share(self, function: int, context: int, parts: int) -> None:
+        """Run a function of so many parts on the caller and on idle workers.
+
+        Launches from several Python threads run at once. A lone caller gets a worker for every
+        other part; callers that run at once divide the cores, down to one for each. The numbers do
+        not depend on it.
+        """
+        if parts > self.size:
+            self.reserve(parts)
+        self._share(self._state, function, context, parts)
 
     def reserve(self, threads: int) -> None:
         """Starts threads until there are so many, the caller counted."""
@@ -82,6 +92,7 @@ class ThreadPool:
             while self.size < threads:
                 self._start(self.size)
                 self.size += 1
+                ctypes.c_int32.from_address(self._state + pool_code.SIZE).value = self.size
 
     def _make_state(self) -> int:
         """The pool's memory. It is never freed, because sleeping workers refer to it."""
@@ -91,9 +102,9 @@ class ThreadPool:
         if not found:
             raise ExecutionError("no memory for the thread pool")
         state = -(-int(found) // _LINE) * _LINE
-        for index in range(pool_code.RING_CELLS):
-            _make_cell(state + pool_code.RING + index * pool_code.CELL_BYTES)
-        _make_cell(state + pool_code.MEETING)
+        for index in range(pool_cells.RING_CELLS):
+            _make_cell(state + pool_cells.RING + index * pool_cells.CELL_BYTES)
+        _make_cell(state + pool_cells.MEETING)
         for at, number in (
             (pool_code.SPIN, self._spin_turns(state)),
             (pool_code.CORES, available_threads()),
@@ -116,7 +127,6 @@ class ThreadPool:
     def _start(self, index: int) -> None:
         slot = self._state + pool_code.SLOTS + index * pool_code.SLOT_BYTES
         _make_cell(slot)
-        _make_cell(slot + pool_code.DONE)
         ctypes.c_int64.from_address(slot + pool_code.INDEX).value = index
         libc = ctypes.CDLL(None)
         thread = ctypes.c_ulong()
@@ -140,8 +150,8 @@ class ThreadPool:
 
 def _make_cell(address: int) -> None:
     libc = ctypes.CDLL(None)
-    libc.pthread_mutex_init(ctypes.c_void_p(address + pool_code.MUTEX), None)
-    libc.pthread_cond_init(ctypes.c_void_p(address + pool_code.CONDITION), None)
+    libc.pthread_mutex_init(ctypes.c_void_p(address + pool_cells.MUTEX), None)
+    libc.pthread_cond_init(ctypes.c_void_p(address + pool_cells.CONDITION), None)
 
 
 _lock = threading.Lock()

@@ -13,7 +13,7 @@ _MASK = 128
 """Bytes of a set of cores, as Linux has it."""
 _CORES = f"i{8 * _MASK}"
 
-THREAD, OFF_CORE, OWN_CORES = 40, 48, 384
+THREAD, OFF_CORE, OWN_CORES = 40, 48, 192
 """In the slot of a worker: its pthread_t, one more than the core that it is kept off (0 for none),
 and the cores that it had before."""
 OWN_CORES_BYTES = _MASK

@@ -35,6 +35,8 @@ CELL, SLEEP, WAKE = 24, 32, 40
 """Offsets of pointers: the word they sleep on, and the functions for sleeping and waking."""
 MOST_SPINS = 48
 """The offset of an i32: spins of a wait after waits that were worth it."""
+SHARING = 56
+"""The offset of a pointer to the claims of parts (see `parts`); none for kernels that meet."""
 SHORTER, SHORTEST = 2, 4
 """The powers of two by which a wait in vain shortens the next one, and the limit of that."""
 TRIALS = 16
@@ -56,17 +58,17 @@ def build_barrier(features: Features) -> Builder:
     last, wait, done = (b.new_label(stem) for stem in ("last", "wait", "done"))
     b.branch(b.compare("eq", b.i64(b.add(before, 1)), wanted), last, wait)
     b.label(last)
-    _wake(b, state)
+    wake(b, state)
     b.jump(done)
     b.label(wait)
-    _wait_until(b, features, state, passed, wanted)
+    wait_until(b, features, state, passed, wanted)
     b.jump(done)
     b.label(done)
     b.ret()
     return b
 
 
-def _wake(b: Builder, state: Reg) -> None:
+def wake(b: Builder, state: Reg) -> None:
     """Wake sleeping threads.
 
     Each side writes its own word, then reads the other's, in one total order: either the sleeper is
@@ -81,7 +83,7 @@ def _wake(b: Builder, state: Reg) -> None:
     b.when(b.compare("ne", asleep, Reg("0", "i32")), call)
 
 
-def _wait_until(b: Builder, features: Features, state: Reg, passed: Reg, wanted: Reg) -> None:
+def wait_until(b: Builder, features: Features, state: Reg, passed: Reg, wanted: Reg) -> None:
     """Wait for a count of arrivals: spin, then yield the core between looks, then sleep.
 
     If other programs occupy the cores, the awaited thread may need this very core, and every spin
