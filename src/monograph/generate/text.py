@@ -42,10 +42,11 @@ class Text:
         except Exception as e:  # the library raises plain exceptions
             raise ModelError(f"the tokenizer cannot be read: {e}", given=str(path)) from e
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text; `special` adds those that begin or end every text."""
         if not is_unicode(text):
             raise FeedError("a prompt must be valid UTF-8 text", given=ascii(text)[:80])
-        return list(self._made.encode(text).ids)
+        return list(self._made.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._made.decode(list(tokens)))

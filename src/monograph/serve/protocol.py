@@ -14,7 +14,7 @@ from monograph.ir import Array
 from monograph.runtime.feeds import Port
 from monograph.serve.datatypes import NAMES
 from monograph.serve.failures import Failure, RequestError, invalid, unimplemented
-from monograph.serve.repository import READY, Repository
+from monograph.serve.repository import READY, Repository, ServedModel
 from monograph.serve.tensors import TensorModel, tensor_model
 
 SERVER = "monograph"
@@ -191,10 +191,10 @@ class Protocol2:
         await asyncio.to_thread(self.repository.unload, name)
 
 
-def _batching(model: object) -> dict[str, Any]:
+def _batching(model: ServedModel) -> dict[str, Any]:
     """Return how requests of a model share runs, and what shows that they do not disturb it."""
     if not isinstance(model, TensorModel):
-        return {}
+        return {"generated_tokens": model.statistics.generated}
     axes = model.axes
     found: dict[str, Any] = {"enabled": axes is not None, "independence": model.independence}
     if axes is None:

@@ -197,6 +197,10 @@ class Repository:
 
     def _open(self, found: Found) -> ServedModel:
         settings = self.settings.for_model(found.name)
+        if found.decoder:
+            from monograph.serve.language.generation import LanguageModel
+
+            return LanguageModel(found, settings, self.settings.limits)
         return TensorModel(found, settings, self.settings.limits)
 
 

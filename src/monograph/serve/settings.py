@@ -35,6 +35,8 @@ class Limits:
     """The most bytes of inputs that wait for a model."""
     connections: int = 1024
     """The most open connections."""
+    generation_seconds: float = 600.0
+    """The time that a request to a language model has, from its arrival."""
     drain_seconds: float = 30.0
     """The time that running requests have after SIGTERM."""
     tokens: int = 4096

@@ -33,6 +33,11 @@ class ModelStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+    first_token: Duration = field(default_factory=Duration)
+    """Times from the arrival of a request to its first token."""
+    next_token: Duration = field(default_factory=Duration)
+    """Times between tokens of a request."""
+    generated: int = 0
     rows: int = 0
     runs: int = 0
     padding: int = 0
@@ -53,6 +58,16 @@ class ModelStatistics:
         self.compute_infer.add(seconds)
         self.batches.setdefault(rows, Duration()).add(seconds)
         self.last_ms = int(time.time() * 1e3)
+
+    def tokens(self, seconds: float, first: bool, since_arrival: float) -> None:
+        """Count a generated token."""
+        self.generated += 1
+        if first:
+            self.runs += 1
+            self.first_token.add(since_arrival)
+            self.last_ms = int(time.time() * 1e3)
+        else:
+            self.next_token.add(seconds)
 
     def failed(self, kind: str, seconds: float) -> None:
         """Count a failed request."""

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from monograph.errors import MonographError
 from monograph.serve.failures import (
     Failure,
     RequestError,
     as_request_error,
-    invalid,
     unimplemented,
 )
 from monograph.serve.http.bodies import answered, read_body
 from monograph.serve.http.infer import HEADER_LENGTH, read_call, write_answer
+from monograph.serve.http.openai import OpenAI, openai_error
+from monograph.serve.http.routing import (
+    BINARY,
+    JSON,
+    as_json,
+    only,
+    read_object,
+    while_connected,
+)  # fmt: skip
 from monograph.serve.protocol import Protocol2
 from monograph.serve.settings import Limits
 
-BINARY, JSON = "application/octet-stream", "application/json"
 RETRY_AFTER = {Failure.FULL: "1", Failure.UNAVAILABLE: "1"}
 _UNIMPLEMENTED = {
     "systemsharedmemory": "shared memory",
@@ -34,13 +38,7 @@ _UNIMPLEMENTED = {
     "logging": "logging",
 }
 _log = logging.getLogger("monograph.serve")
-T = TypeVar("T")
 Handler = Callable[[Request, list[str]], Awaitable[Response]]
-
-
-def as_json(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return an answer in JSON."""
-    return Response(orjson.dumps(found), status, headers, JSON)
 
 
 class HttpApp:
@@ -49,7 +47,10 @@ class HttpApp:
     def __init__(self, protocol: Protocol2, limits: Limits) -> None:
         self._protocol = protocol
         self._limits = limits
-        self.handlers: dict[str, Handler] = {"v2": self._v2}
+        self.handlers: dict[str, Handler] = {
+            "v2": self._v2,
+            "v1": OpenAI(protocol.repository).handle,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -90,7 +91,7 @@ class HttpApp:
                 return await self._repository(request, rest)
             case [first, *rest] if first in _UNIMPLEMENTED or "trace" in rest:
                 raise unimplemented(_UNIMPLEMENTED.get(first, "trace"))
-        _only(request, "GET", "HEAD")
+        only(request, "GET", "HEAD")
         return self._look_up(parts[1:])
 
     def _look_up(self, parts: list[str]) -> Response:
@@ -127,7 +128,7 @@ class HttpApp:
         raise RequestError(Failure.UNKNOWN, f"a model has no {'/'.join(rest)[:200]!r}")
 
     async def _infer(self, request: Request, name: str, version: str) -> Response:
-        _only(request, "POST")
+        only(request, "POST")
         body = await read_body(request, self._limits)
         self._protocol.repository.get(name, version)
         call, binary = read_call(body, request.headers.get(HEADER_LENGTH))
@@ -138,7 +139,7 @@ class HttpApp:
         return await answered(request, parts, BINARY, {HEADER_LENGTH: str(length)})
 
     async def _repository(self, request: Request, rest: list[str]) -> Response:
-        _only(request, "POST")
+        only(request, "POST")
         given = await read_object(request, self._limits)
         match rest:
             case ["index"] | [_, "index"]:
@@ -152,42 +153,9 @@ class HttpApp:
         return as_json({})
 
 
-async def read_object(request: Request, limits: Limits) -> dict[str, Any]:
-    """Return the JSON object of a body; an empty body is an empty object."""
-    body = await read_body(request, limits)
-    try:
-        found = orjson.loads(body) if body else {}
-    except orjson.JSONDecodeError as e:
-        raise invalid(f"the request is no JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise invalid("the request must be a JSON object")
-    return found
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of work; cancel it if the client closes the connection before."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            message = gone.result()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-        return await task
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
-def error_body(first: str, error: MonographError) -> dict[str, Any]:
+def error_body(first: str, error: RequestError) -> dict[str, Any]:
     """Return an error in the form of the protocol that the path belongs to."""
-    return {"error": str(error)}
-
-
-def _only(request: Request, *methods: str) -> None:
-    if request.method not in methods:
-        raise RequestError(Failure.METHOD, f"the method must be {' or '.join(methods)}")
+    return openai_error(error) if first == "v1" else {"error": str(error)}
 
 
 def _state(good: bool, found: dict[str, Any]) -> Response:

@@ -113,6 +113,7 @@ class InferenceService:
         found = self._protocol.statistics(request.name, request.version)
         for model in found["model_stats"]:
             model.pop("batching", None)
+            model.pop("generated_tokens", None)
         return MESSAGES["ModelStatisticsResponse"](**found)
 
     async def _index(self, request: Any, context: Context) -> Any:

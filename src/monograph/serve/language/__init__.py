@@ -1,0 +1,1 @@
+"""Language models of a server: their queue, sampling on the host, and chat templates."""
