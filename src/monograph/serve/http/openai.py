@@ -61,7 +61,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is generated for a request."""
+    """The generations that a request asks for."""
 
     kind: str
     model: LanguageModel
