@@ -12,6 +12,8 @@ JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/installed
+TORCH_VENV := .venv-torch
+TORCH_STAMP := $(TORCH_VENV)/installed
 NNSMITH_VENV := .venv-nnsmith
 NNSMITH_STAMP := $(NNSMITH_VENV)/installed
 KINDS ?= single dynamic counted zero
@@ -21,7 +23,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: bench-any-shape
-.PHONY: test-codegen test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
+.PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -56,6 +58,9 @@ test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compil
 	    tests/docs/test_python_blocks.py::test_tutorial_runs
 	$(GPU_VENV)/bin/python -m tests.gpu.front
 	$(GPU_VENV)/bin/python -m tests.gpu.cross $(ARGS)
+
+test-torch: $(TORCH_STAMP) ## from_torch and torch.compile on models of torchvision, timm and transformers (installs torch)
+	$(TORCH_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/from_torch
 
 test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here
 	$(FROM_SOURCE) -m tests.gpu.sweep $(ARGS)
@@ -131,7 +136,7 @@ package: $(STAMP) ## Build wheel and sdist; install each in a clean environment 
 	$(BIN)/python scripts/package.py $(ARGS)
 
 clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) $(GPU_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
 $(DEMO): scripts/demo_model.py src/monograph/report/demo_model.py $(STAMP)
@@ -164,6 +169,13 @@ $(GPU_STAMP): pyproject.toml
 	@echo "Setting up $(GPU_VENV) with torch and triton (a few minutes, once)"
 	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
 	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[codegen]"
+	@touch $@
+
+$(TORCH_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Setting up $(TORCH_VENV) with torch, torchvision, timm and transformers (a few minutes, once)"
+	@test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
+	@$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test-torch]"
 	@touch $@
 
 # NNSmith 0.1.0 is its newest release; it works with this torch and by its old exporter.

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from monograph import errors
 
 if TYPE_CHECKING:
+    from monograph.compat.torch.model import TorchModel, from_torch
     from monograph.generate import Generator
     from monograph.session import Session, load
 
-__all__ = ["Generator", "Session", "errors", "load"]
+__all__ = ["Generator", "Session", "TorchModel", "errors", "from_torch", "load"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
@@ -25,6 +26,8 @@ if not TYPE_CHECKING:
             from monograph.generate import Generator
 
             return Generator
+        if name in ("TorchModel", "from_torch"):
+            return _of_torch(name)
         if name not in ("Session", "load"):
             ours = ": use monograph.load, or monograph.onnxruntime (docs/migration.md)"
             hint = ours if name in ("InferenceSession", "SessionOptions") else ""
@@ -32,6 +35,19 @@ if not TYPE_CHECKING:
         from monograph import session
 
         return getattr(session, name)
+
+    def _of_torch(name: str) -> Any:
+        from importlib.util import find_spec
+
+        if find_spec("torch") is None:
+            raise errors.ConfigError(
+                f"`monograph.{name}` needs torch",
+                given="a Python environment without torch",
+                hint="pip install 'monograph[torch]'",
+            )
+        from monograph.compat.torch import model
+
+        return getattr(model, name)
 
     def __dir__() -> list[str]:
         # What was not imported yet is there all the same.

@@ -66,6 +66,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "torch": lambda: _module("torch")() and _module("triton")(),
     "tokenizers": _module("tokenizers"),
     "onnxruntime": _module("onnxruntime"),
+    "onnxscript": lambda: _module("torch")() and _module("onnxscript")(),
     "starlette": lambda: _module("starlette")() and _module("httpx")(),
 }
 """Each thing that a block may need, and the function that tells whether it is available."""

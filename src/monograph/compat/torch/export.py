@@ -1,0 +1,232 @@
+"""Export of torch modules: to an exported program, then to an ONNX model, then to a session."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph.errors import ConfigError, ModelError
+from monograph.frontend.onnx.load import MAX_FILE_BYTES
+from monograph.runtime.progress import Progress
+from monograph.session import Session, load
+
+INSTALL = "pip install 'monograph[torch]'"
+_NOISY = ("torch.onnx", "onnxscript", "onnx_ir")
+"""Loggers that tell how an export goes; what fails is raised."""
+_schema_of = attrgetter("_schema")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the arguments or results of a module."""
+
+    name: str | None
+    """The name of the tensor in the exported program; None for a constant."""
+    constant: Any = None
+    number: bool = False
+    """True for a size or another integer that torch computes as a Python number."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A session of an exported module, and the leaves of its arguments and results."""
+
+    session: Session
+    arguments: tuple[Leaf, ...]
+    results: tuple[Leaf, ...]
+    spec: Any
+    """The tree of the arguments, as torch flattens (args, kwargs)."""
+    out_spec: Any
+    sizes: tuple[tuple[int | None, ...] | None, ...]
+    """The fixed sizes of each argument; None for an open size, and for an argument of no rank."""
+    folder: tempfile.TemporaryDirectory[str] | None = None
+    """Holds the files of a model that is too large for one message."""
+
+
+def export_module(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    *,
+    opset: int | None,
+    options: Mapping[str, Any],
+    refuse: Callable[[Any], None],
+    target: str | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Export a module with its parameters as constants and load it for a target.
+
+    refuse: raises an error for an exported program that must not be compiled.
+    """
+    _check_installed()
+    with _quiet():
+        program = _export(module, args, kwargs, dynamic_shapes)
+        refuse(program)
+        made = _onnx_program(program, dynamic_shapes, opset)
+    arguments = tuple(_leaf(s.arg) for s in program.graph_signature.input_specs if _is_user(s))
+    results = tuple(_leaf(s.arg) for s in program.graph_signature.output_specs if _is_user(s))
+    names = [leaf.name for leaf in arguments if leaf.name is not None]
+    _name_inputs(made.model.graph, names)
+    source, folder = _model_of(made)
+    session = load(source, target, progress=progress, **options)
+    if len(names) != len(session.inputs) or len(session.outputs) != _tensors(results):
+        raise ModelError(
+            "the exporter must keep every input and output of the module",
+            expected=f"{len(names)} inputs, {_tensors(results)} outputs",
+            given=f"{len(session.inputs)} inputs, {len(session.outputs)} outputs",
+            hint="report this with the module",
+        )
+    sizes = _fixed_sizes(program)
+    return Exported(
+        session,
+        arguments,
+        results,
+        program.call_spec.in_spec,
+        program.call_spec.out_spec,
+        tuple(sizes.get(leaf.name or "") for leaf in arguments),
+        folder,
+    )
+
+
+def _tensors(leaves: Sequence[Leaf]) -> int:
+    return sum(leaf.name is not None for leaf in leaves)
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("onnxscript") is None:
+        raise ConfigError(
+            "the exporter of torch needs the package onnxscript",
+            given="a Python environment without onnxscript",
+            hint=INSTALL,
+        )
+
+
+def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Any) -> Any:
+    """Return the exported program; what torch cannot export is an error that says so."""
+    try:
+        found = torch.export.export(
+            module, tuple(args), dict(kwargs), dynamic_shapes=dynamic, strict=False
+        )
+        # Afterwards the signature names every buffer and input that the module writes to.
+        return found.run_decompositions({})
+    except Exception as e:
+        raise ModelError(
+            f"torch cannot export the module: {_first_line(e)}",
+            expected="a forward whose path does not depend on values of tensors",
+            given=type(module).__name__,
+            hint='torch.compile(module, backend="monograph") compiles the parts that can be'
+            " exported and runs the rest eagerly",
+        ) from e
+
+
+def _onnx_program(program: Any, dynamic_shapes: Any, opset: int | None) -> Any:
+    """Return the ONNX program of an exported program; an op without a converter is an error."""
+    try:
+        return torch.onnx.export(
+            program, dynamo=True, verbose=False, opset_version=opset, dynamic_shapes=dynamic_shapes
+        )
+    except Exception as e:
+        raise ModelError(
+            f"torch cannot write the module as an ONNX model: {_first_line(e.__cause__ or e)}",
+            expected="ops that torch.onnx has converters for",
+            hint='torch.compile(module, backend="monograph") runs such a module eagerly',
+        ) from e
+
+
+def _name_inputs(graph: Any, names: Sequence[str]) -> None:
+    """Give inputs the names of the arguments; the exporter renames what it also returns."""
+    for value, name in zip(graph.inputs, names, strict=False):
+        if value.name != name:
+            for result in graph.outputs:
+                result.name = f"{name}_out" if result.name == name else result.name
+            value.name = name
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _model_of(made: Any) -> tuple[bytes | Path, tempfile.TemporaryDirectory[str] | None]:
+    """Return an ONNX program as bytes, or as a file with external data if it is too large."""
+    weights = sum(v.const_value.nbytes for v in made.model.graph.initializers.values())
+    if weights < MAX_FILE_BYTES // 2:
+        return made.model_proto.SerializeToString(), None
+    folder = tempfile.TemporaryDirectory(prefix="monograph-torch-")
+    path = Path(folder.name) / "model.onnx"
+    made.save(path, external_data=True)
+    return path, folder
+
+
+def _is_user(spec: Any) -> bool:
+    return spec.kind.name in ("USER_INPUT", "USER_OUTPUT")
+
+
+def _leaf(argument: Any) -> Leaf:
+    if isinstance(argument, torch.export.graph_signature.ConstantArgument):
+        return Leaf(None, argument.value)
+    return Leaf(
+        argument.name, number=not isinstance(argument, torch.export.graph_signature.TensorArgument)
+    )
+
+
+def _fixed_sizes(program: Any) -> dict[str, tuple[int | None, ...]]:
+    """Return the sizes of the placeholders of a program: an int where the export fixed it."""
+    found = {}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            found[node.name] = tuple(s if isinstance(s, int) else None for s in value.shape)
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's own warnings and progress from the user's screen."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [log.level for log in loggers]
+    for log in loggers:
+        log.setLevel(logging.ERROR)
+    try:
+        # Tensors that were made in inference mode cannot be traced.
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(loggers, levels, strict=True):
+            log.setLevel(level)
+
+
+def random_ops(program: Any) -> list[str]:
+    """Return the names of the ops of an exported program that draw random numbers."""
+    called = [n for n in program.graph.nodes if n.op == "call_function"]
+    return sorted({str(node.target) for node in called if _draws(node)})
+
+
+def _draws(node: Any) -> bool:
+    """Return True if an op draws numbers. Attention and dropout do with a probability above 0."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    declared = _schema_of(node.target).arguments
+    given = {a.name: a.default_value for a in declared}
+    given |= {a.name: x for a, x in zip(declared, node.args, strict=False)} | dict(node.kwargs)
+    return given.get("dropout_p", 1.0) != 0.0 and given.get("train", True) is not False
+
+
+def mutated(program: Any) -> list[str]:
+    """Return the names of the inputs and buffers that an exported program writes to."""
+    signature = program.graph_signature
+    return sorted(
+        {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
+    )

@@ -1,0 +1,164 @@
+"""What a graph of torch's compiler becomes before its export.
+
+torch passes parameters, sizes and Python floats as inputs of a graph. `classify` tells them apart;
+`frozen_module` is the graph with parameters and numbers as constants and sizes read off tensors, so
+that only the caller's tensors and integers are left as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+_version_of = attrgetter("_version")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The placeholders of a graph by what they hold, as positions among its arguments."""
+
+    parameters: tuple[int, ...]
+    """Parameters and buffers of modules."""
+    numbers: tuple[int, ...]
+    """Python floats, which torch passes as tensors without axes."""
+    sizes: Mapping[int, tuple[int, int]]
+    """Sizes of tensors: the position of the tensor, and the axis."""
+    integers: tuple[int, ...]
+    """Integers that are no size of a tensor."""
+    tensors: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The positions of the inputs of the frozen module, in order."""
+        return tuple(sorted((*self.integers, *self.tensors)))
+
+
+def classify(graph: Graph) -> Inputs:
+    """Return what the placeholders of a graph hold."""
+    nodes = [n for n in graph.nodes if n.op == "placeholder"]
+    parameters, numbers, integers, tensors = [], [], [], []
+    sizes: dict[int, tuple[int, int]] = {}
+    known = _symbols(nodes)
+    for position, node in enumerate(nodes):
+        example, argument = node.meta.get("example_value"), node.meta.get("grapharg")
+        if isinstance(example, (torch.SymInt, int)):
+            if str(example) in known:
+                sizes[position] = known[str(example)]
+            else:
+                integers.append(position)
+        elif argument is not None and argument.pass_arg_as_tensor:
+            numbers.append(position)
+        elif "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {}):
+            parameters.append(position)
+        else:
+            tensors.append(position)
+    return Inputs(tuple(parameters), tuple(numbers), sizes, tuple(integers), tuple(tensors))
+
+
+def _symbols(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
+    """Return where each symbolic size can be read: the position of a tensor, and the axis."""
+    found: dict[str, tuple[int, int]] = {}
+    for position, node in enumerate(nodes):
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.Tensor):
+            for axis, size in enumerate(example.shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(str(size), (position, axis))
+    return found
+
+
+def open_axes(graph: Graph) -> list[Any]:
+    """Return the dynamic shape of every placeholder, as `torch.export` takes it."""
+    found: list[Any] = []
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            continue
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.Tensor):
+            sizes = enumerate(example.shape)
+            axes = {a: torch.export.Dim.AUTO for a, s in sizes if isinstance(s, torch.SymInt)}
+            found.append(axes or None)
+        else:
+            found.append(torch.export.Dim.DYNAMIC if isinstance(example, torch.SymInt) else None)
+    return found
+
+
+def result_nodes(graph: Graph) -> list[Any]:
+    """Return the results of a graph: nodes, and constants."""
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    return list(output.args[0])
+
+
+def views_of_inputs(graph: Graph) -> list[int]:
+    """Return the positions of results that share memory with an input: views and inputs."""
+    owners = {_storage(n) for n in graph.nodes if n.op == "placeholder"} - {None}
+    results = result_nodes(graph)
+    return [i for i, n in enumerate(results) if isinstance(n, Node) and _storage(n) in owners]
+
+
+def _storage(node: Node) -> Any:
+    """Return what identifies the memory of a node's value; None if it is no tensor."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.Tensor):
+        return None
+    return torch.multiprocessing.reductions.StorageWeakRef(example.untyped_storage()).cdata
+
+
+def frozen_module(
+    module: GraphModule, inputs: Inputs, args: Sequence[Any], wanted: Iterable[int]
+) -> GraphModule:
+    """Return a module of the graph with these arguments frozen, that returns some results."""
+    graph, holder = Graph(), {}
+    nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
+    made: dict[Node, Any] = {nodes[i]: graph.placeholder(nodes[i].name) for i in inputs.kept}
+    numbers = {nodes[i]: args[i].item() for i in inputs.numbers}
+    for position in (*inputs.parameters, *inputs.numbers):
+        name = f"frozen_{position}"
+        holder[name] = args[position].detach()
+        made[nodes[position]] = graph.get_attr(name)
+    for position, (tensor, axis) in inputs.sizes.items():
+        made[nodes[position]] = graph.call_method("size", (made[nodes[tensor]], axis))
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.op == "call_method" and node.target == "item" and node.args[0] in numbers:
+            made[node] = numbers[node.args[0]]
+        else:
+            made[node] = graph.node_copy(node, lambda n: made[n])
+        if node.op in ("get_attr", "call_module"):
+            holder[node.target] = attrgetter(node.target)(module)
+    results = result_nodes(module.graph)
+    graph.output(tuple(made[results[i]] for i in wanted))
+    graph.eliminate_dead_code()
+    return GraphModule(holder, graph)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A tensor as it was when it was frozen; it is valid while nothing has written to it."""
+
+    tensor: Any
+    version: int
+    address: int
+
+    @staticmethod
+    def of(tensor: Any) -> Stamp:
+        return Stamp(tensor, _version(tensor), tensor.data_ptr())
+
+    def holds(self, tensor: Any) -> bool:
+        """Return True if a tensor is this one, unchanged."""
+        return (
+            tensor is self.tensor
+            and _version(tensor) == self.version
+            and tensor.data_ptr() == self.address
+        )
+
+
+def _version(tensor: Any) -> int:
+    # Tensors of inference mode have no count of writes; nothing may write to them outside of it.
+    return -1 if tensor.is_inference() else int(_version_of(tensor))
