@@ -28,6 +28,7 @@ from monograph.cli.common import (
 )
 from monograph.cli.compile import compile_, tune
 from monograph.cli.demo import demo, doctor
+from monograph.cli.diff import diff
 from monograph.cli.generate import BenchLength, Positions, bench_folder, generate, refuse_options
 from monograph.cli.options import (
     After,
@@ -356,6 +357,7 @@ def bench(
 
 
 app.command()(with_cache(verify))
+app.command()(with_cache(diff))
 app.command()(with_cache(profile))
 app.command("compile")(with_cache(compile_))
 app.command()(with_cache(tune))

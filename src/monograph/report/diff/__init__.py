@@ -1,0 +1,1 @@
+"""`monograph diff`: two ways to run a model, compared tensor by tensor."""

@@ -1,0 +1,96 @@
+"""The command `monograph diff`: reads two sides, runs them on the same inputs, compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from monograph.errors import ConfigError
+from monograph.report.commands.execute import Notes, RunRequest, advising
+from monograph.report.commands.input_files import INPUT_PREFIX, OUTPUT_PREFIX
+from monograph.report.diff.compare import DiffResult, compare_sides
+from monograph.report.diff.sides import (
+    TWIN,
+    Observed,
+    Side,
+    observe,
+    parse_sides,
+    read_side,
+    recorded_feeds,
+)
+from monograph.report.diff.tensors import OnnxTensors, float_twin
+from monograph.runtime.atomic_write import replacing_named
+from monograph.runtime.cache.store import is_package
+
+
+def model_of(first: Side, second: Side) -> Path:
+    """Return the model file whose tensors are compared: that of the first side that has one."""
+    for side in (first, second):
+        if side.model is not None and side.kind not in ("arrays", "package"):
+            return side.model
+    raise ConfigError(
+        "one side must be a model file: packages and arrays do not tell what lies between",
+        given=f"{first.text} and {second.text}",
+        hint="give the ONNX file of the package as the other side",
+    )
+
+
+def diff_model(first: str, second: str, request: RunRequest, note: Notes) -> DiffResult:
+    """Compare two sides on the inputs of a request."""
+    sides = parse_sides(first, second)
+    model = model_of(*sides)
+    feeds, tensors = _inputs(sides, replace(request, model=model), note)
+    dims = request.dims or {}
+    read = [tensors if _reads(s, model) else read_side(s, feeds, dims) for s in sides]
+    note(f"running {first}")
+    a = observe(sides[0], read[0], dims)
+    note(f"running {second}")
+    b = observe(sides[1], read[1], dims)
+    twin = any(s.kind == TWIN for s in sides)
+    base = b.graph or read[1]
+    if twin and b.graph is None:
+        base = float_twin(tensors)
+        a, b = b, a
+    return compare_sides(a, b, base, same_model=not twin and read[0] is read[1])
+
+
+def _reads(side: Side, model: Path) -> bool:
+    """Return True if a side's tensors are those of this model file."""
+    return side.model == model or side.kind == "arrays" or is_package(side.model or "")
+
+
+def _inputs(
+    sides: tuple[Side, Side], request: RunRequest, note: Notes
+) -> tuple[Mapping[str, Any], OnnxTensors]:
+    """Return inputs for both sides, recorded ones first, and the tensors of the model on them."""
+    recorded: dict[str, Any] = {}
+    for side in sides:
+        if side.kind == "arrays":
+            recorded |= recorded_feeds(side)
+    session = replace(request, target="reference", options={}).load()
+    made = request.inputs(session, note, recorded or None)
+    with advising(made):
+        side = Side(str(request.model), "reference", request.model)
+        return made.feeds, read_side(side, made.feeds, request.dims or {})
+
+
+def record(text: str, request: RunRequest, target: Path, note: Notes) -> Observed:
+    """Run one side and write its inputs and tensors to an archive, for a comparison elsewhere."""
+    if target.suffix != ".npz":
+        raise ConfigError("`--record` must name an .npz file", given=str(target))
+    side, _ = parse_sides(text, text)
+    feeds, tensors = _inputs((side, side), replace(request, model=model_of(side, side)), note)
+    found = observe(side, tensors, request.dims or {})
+    arrays = {f"{INPUT_PREFIX}{n}": x for n, x in feeds.items() if x is not None}
+    arrays |= {f"{OUTPUT_PREFIX}{n}": _plain(p.data) for n, p in found.points.items()}
+    with replacing_named(target) as file:
+        np.savez(file, **arrays)
+    return found
+
+
+def _plain(array: Any) -> Any:
+    return array if array.dtype.kind != "V" else array.astype(np.float32)

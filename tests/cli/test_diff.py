@@ -1,0 +1,90 @@
+"""The command `monograph diff`: sides, exit codes, records, pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from monograph import load
+from tests.cli.calls import call, call_json
+from tests.report.diff.models import MODELS, save
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(MODELS["tower"].build(), tmp_path_factory.mktemp("diff") / "model.onnx")
+
+
+def test_sides_that_agree_exit_with_0(model: str, tmp_path: Path) -> None:
+    page = tmp_path / "diff.html"
+    found = call("diff", model, "@reference", "--html", page)
+    assert found.exit_code == 0, found.stdout
+    assert "the sides agree" in found.stdout
+    assert "default-src 'none'" in page.read_text()
+
+
+@pytest.mark.parametrize("other", ["onnxruntime", "@cpu,threads=1", "@gpu:interpreter"])
+def test_other_sides(model: str, other: str) -> None:
+    if other == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    if "gpu" in other:
+        pytest.importorskip("triton")
+    found = call_json("diff", model, other)
+    assert found["ok"], found
+    assert len(found["tensors"]) >= 2
+
+
+def test_a_package_is_compared_by_its_outputs(model: str, tmp_path: Path) -> None:
+    package = tmp_path / "model.mono"
+    session = load(model)
+    session.run({"x": np.ones((4, 24), np.float32)})
+    session.save(package)
+    found = call_json("diff", package, model)
+    assert found["ok"], found
+    assert [t["tensor"] for t in found["tensors"]] == ["last_out"]
+
+
+def test_recorded_tensors_are_another_side(model: str, tmp_path: Path) -> None:
+    record = tmp_path / "before.npz"
+    made = call_json("diff", model, "--record", record, "--seed", "7")
+    assert made["tensors"] >= 3
+    assert call_json("diff", model, record)["ok"]
+    with np.load(record) as archive:
+        arrays = dict(archive)
+    np.savez(record, **arrays | {"out:second_out": 1.5 * arrays["out:second_out"]})
+    found = call("diff", record, model)
+    assert found.exit_code == 1
+    told = call_json("diff", record, model)
+    assert told["culprit"]["kind"] == "side"
+    assert told["culprit"]["tensor"] == told["first"] == "second_out"
+    assert [n["name"] for n in told["culprit"]["nodes"]] == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "message"),
+    [
+        (("MODEL",), "compares two sides"),
+        (("MODEL", "@tpu"), "no such side"),
+        (("MODEL", "@cpu,speed=2"), "no such option of a side"),
+        (("float", "onnxruntime"), "one side must name a model"),
+        (("absent.onnx", "@cpu"), "no such model"),
+    ],
+)
+def test_wrong_sides_are_refused(model: str, sides: tuple[str, ...], message: str) -> None:
+    found = call("diff", *(model if s == "MODEL" else s for s in sides))
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    name = "</script><img src=x onerror=alert(1)>"
+    proto = MODELS["tower"].build()
+    proto.graph.node[-1].name = name
+    onnx.save(proto, tmp_path / "model.onnx")
+    page = tmp_path / "diff.html"
+    call("diff", tmp_path / "model.onnx", "@reference", "--html", page)
+    assert "<img" not in page.read_text()
+    assert "&lt;img src=x" in page.read_text()

@@ -1,0 +1,150 @@
+"""monograph diff: a wrong kernel, a lossy rewrite and a quantised layer are found and named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monograph import pipeline
+from monograph.codegen.llvm.module import compile as compiler
+from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
+from monograph.ir import Graph, Value, constant
+from monograph.ops.elementwise import Mul
+from monograph.passes.base import Environment, Pass
+from monograph.program.fusion.region import Region
+from monograph.report.commands.execute import RunRequest
+from monograph.report.diff.compare import KERNEL, MODEL, REWRITE, DiffResult
+from monograph.report.diff.html import diff_page
+from monograph.report.diff.run import diff_model
+from tests.report.diff.models import MODELS, save, with_quantised_layer
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wrong code is for these tests alone."""
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", "")
+    return
+
+
+def compared(a: str, b: str) -> DiffResult:
+    return diff_model(a, b, RunRequest(Path(a.partition("@")[0])), lambda _: None)
+
+
+def enlarged(text: str) -> str:
+    """Return a kernel that stores a quarter more than it should."""
+    number = count()
+
+    def store(found: re.Match[str]) -> str:
+        kind, value = found[1], found[2]
+        lanes = int(kind[1:].split()[0]) if kind.startswith("<") else 1
+        factor = ", ".join(["float 0x3FF4000000000000"] * lanes)
+        factor = f"<{factor}>" if lanes > 1 else factor.removeprefix("float ")
+        name = f"%enlarged.{next(number)}"
+        return f"{name} = fmul {kind} {value}, {factor}\n  store {kind} {name}, ptr"
+
+    made = re.sub(r"store (float|<\d+ x float>) ([^,<]+), ptr", store, text)
+    assert made != text
+    return made
+
+
+def break_kernels(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    right = compiler.generator
+
+    def wrong(region: Region) -> Any:
+        make = right(region)
+        if make is None or region.kind != kind:
+            return make
+
+        def made(context: KernelContext) -> Kernel:
+            kernel = make(context)
+            return replace(kernel, text=enlarged(kernel.text))
+
+        return made
+
+    monkeypatch.setattr(compiler, "generator", wrong)
+
+
+@dataclass(frozen=True)
+class Enlarge(Pass, abstract=True):
+    """Makes the result of one node a hundredth larger: a rewrite that changes the numbers."""
+
+    name = "enlarge"
+    node: str = ""
+
+    def run(self, graph: Graph, environment: Environment) -> Graph:
+        (last,) = [v for v in graph.values if graph.origins.get(v) == self.node][-1:]
+        if environment.exhausted:
+            return graph
+        environment.trace.note_fired("make_larger", self.node, "x", "1.01 * x")
+
+        def take(old: Value, inputs: tuple[Value, ...]) -> Value:
+            new = old if inputs == old.inputs else old.op(*inputs)
+            return Mul()(new, constant(np.float32(1.01))) if old is last else new
+
+        return graph.rebuild(take)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_right_code_agrees(name: str, tmp_path: Path) -> None:
+    path = save(MODELS[name].build(), tmp_path / "model.onnx")
+    found = compared(path, "@reference")
+    assert found.ok
+    assert len(found.rows) >= 3
+    assert all(row.own[0] is not None for row in found.rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_kernel_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, node = MODELS[name].kernel
+    path = save(MODELS[name].build(), tmp_path / "model.onnx")
+    break_kernels(monkeypatch, kind)
+    found = compared(path, "@reference")
+    assert found.culprit is not None
+    assert found.culprit.kind == KERNEL
+    assert found.culprit.check is not None
+    assert found.culprit.check.step.region.kind == kind
+    assert node in [n.label for n in found.culprit.nodes]
+    assert any(f"in forward: {node}(x)" in n.source for n in found.culprit.nodes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_lossy_rewrite_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = MODELS[name].rewritten
+    path = save(MODELS[name].build(), tmp_path / "model.onnx")
+    stage = pipeline.Stage("planted", (Enlarge(node),))
+    monkeypatch.setattr(pipeline, "STAGES", (stage, *pipeline.STAGES))
+    found = compared(path, "@reference")
+    assert found.culprit is not None
+    assert found.culprit.kind == REWRITE
+    assert found.culprit.fault is not None
+    assert found.culprit.fault.step == "enlarge"
+    assert found.culprit.fault.rewrite is not None
+    assert found.culprit.fault.rewrite.rule == "make_larger"
+    assert [n.label for n in found.culprit.nodes] == [node]
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["float model", "twin"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_quantised_layer_is_named(name: str, twin: bool, tmp_path: Path) -> None:
+    layer = MODELS[name].quantised
+    plain = MODELS[name].build()
+    quantised = save(with_quantised_layer(plain, layer), tmp_path / "quantised.onnx")
+    other = "float" if twin else save(plain, tmp_path / "plain.onnx")
+    found = compared(quantised, other)
+    assert found.culprit is not None
+    assert found.culprit.kind == MODEL
+    named = [n.label for n in found.culprit.nodes]
+    assert any(n == layer or n.startswith(f"{layer}_") for n in named), named
+    assert len(named) <= 4
+    assert "the two models differ here" in diff_page(found)
