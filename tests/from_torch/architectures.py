@@ -20,7 +20,7 @@ class Architecture:
 
 def need(package: str) -> None:
     """Skip the test where a package is absent."""
-    if package == "torchvision":
+    if package in ("torchvision", "timm"):
         _declare_ops_of_torchvision()
     pytest.importorskip(package, reason=f"{package} is not installed: run `make test-torch`")
 
@@ -98,7 +98,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vit_tiny": _timm("vit_tiny_patch16_224", img_size=64, depth=2),
     "convnext_atto": _timm("convnext_atto", depths=(1, 1, 2, 1)),
     "efficientnet_lite0": _timm("efficientnet_lite0"),
-    "mixer": _timm("mixer_s32_224", img_size=64, num_blocks=2),
+    "mixer": _timm("mixer_s32_224", img_size=64),
     "ghostnet": _timm("ghostnet_050"),
     "bert": _hugging("BertModel", "BertConfig", _tokens, intermediate_size=64, **_SMALL),
     "gpt2": _hugging(

@@ -90,7 +90,8 @@ def test_equal_layers_have_their_own_parameters() -> None:
         return x
 
     same([compiled(apply)(x)], [apply(x)])
-    assert counted()["graph_breaks"] >= 3
+    assert counted()["graph_breaks"] >= 1
+    assert counted()["eager_runs"] == 0
 
 
 def test_inference_mode_works() -> None:

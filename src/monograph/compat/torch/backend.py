@@ -25,7 +25,7 @@ from monograph.compat.torch.freeze import (
     result_nodes,
     views_of_inputs,
 )
-from monograph.compat.torch.tensors import target_of, to_feed, to_tensor
+from monograph.compat.torch.tensors import target_of, to_feed, to_result
 from monograph.config import make_config
 from monograph.errors import ModelError, MonographError
 
@@ -120,7 +120,7 @@ class CompiledGraph:
         exported = variant.exported
         kept = [args[i] for i in self._inputs.kept]
         leaves = zip(exported.arguments, kept, strict=True)
-        given = [to_feed(x) for leaf, x in leaves if leaf.name is not None]
+        given = [to_feed(x, leaf.pairs) for leaf, x in leaves if leaf.name is not None]
         names = (p.name for p in exported.session.inputs)
         made = exported.session.run(dict(zip(names, given, strict=True)))
         device = next((x.device for x in kept if isinstance(x, torch.Tensor)), None)
@@ -130,8 +130,7 @@ class CompiledGraph:
             if leaf.name is None:
                 results[place] = leaf.constant
             else:
-                tensor = to_tensor(next(computed), device)
-                results[place] = tensor.item() if leaf.number else tensor
+                results[place] = to_result(next(computed), device, leaf.number, leaf.pairs)
         if variant.views is not None:
             results |= zip(self._views, variant.views(*kept), strict=True)
         results |= {i: args[position] for i, position in self._passed.items()}
@@ -174,7 +173,8 @@ class CompiledGraph:
         numbers = {i: _text(args[i]) for i in inputs.numbers}
         views = None
         if self._views:
-            views = frozen_module(self._module, inputs, args, self._views)
+            # The export has refused graphs that write to their inputs.
+            views = frozen_module(self._module, inputs, args, self._views, pure=True)
         return _Variant(exported, frozen, numbers, views)
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -35,6 +35,8 @@ class Leaf:
     constant: Any = None
     number: bool = False
     """True for a size or another integer that torch computes as a Python number."""
+    pairs: bool = False
+    """True for complex numbers: the exporter makes pairs of real numbers of them."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ def export_module(
         program = _export(module, args, kwargs, dynamic_shapes)
         refuse(program)
         made = _onnx_program(program, dynamic_shapes, opset)
-    arguments = tuple(_leaf(s.arg) for s in program.graph_signature.input_specs if _is_user(s))
-    results = tuple(_leaf(s.arg) for s in program.graph_signature.output_specs if _is_user(s))
+    arguments = _leaves(program, program.graph_signature.input_specs)
+    results = _leaves(program, program.graph_signature.output_specs)
     names = [leaf.name for leaf in arguments if leaf.name is not None]
     _name_inputs(made.model.graph, names)
     source, folder = _model_of(made)
@@ -119,7 +121,7 @@ def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic
             module, tuple(args), dict(kwargs), dynamic_shapes=dynamic, strict=False
         )
         # Afterwards the signature names every buffer and input that the module writes to.
-        return found.run_decompositions({})
+        return _without_constants(found.run_decompositions({}))
     except Exception as e:
         raise ModelError(
             f"torch cannot export the module: {_first_line(e)}",
@@ -128,6 +130,14 @@ def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic
             hint='torch.compile(module, backend="monograph") compiles the parts that can be'
             " exported and runs the rest eagerly",
         ) from e
+
+
+def _without_constants(program: Any) -> Any:
+    """Return None for results that are no tensors: the exporter cannot; the signature has them."""
+    output = program.graph.output_node()
+    (results,) = output.args
+    output.args = (tuple(x if isinstance(x, torch.fx.Node) else None for x in results),)
+    return program
 
 
 def _onnx_program(program: Any, dynamic_shapes: Any, opset: int | None) -> Any:
@@ -169,16 +179,27 @@ def _model_of(made: Any) -> tuple[bytes | Path, tempfile.TemporaryDirectory[str]
     return path, folder
 
 
-def _is_user(spec: Any) -> bool:
-    return spec.kind.name in ("USER_INPUT", "USER_OUTPUT")
-
-
-def _leaf(argument: Any) -> Leaf:
-    if isinstance(argument, torch.export.graph_signature.ConstantArgument):
-        return Leaf(None, argument.value)
-    return Leaf(
-        argument.name, number=not isinstance(argument, torch.export.graph_signature.TensorArgument)
+def _leaves(program: Any, specs: Sequence[Any]) -> tuple[Leaf, ...]:
+    """Return the arguments or results of the user's, without parameters and new buffers."""
+    complexes = {
+        node.name
+        for node in program.graph.nodes
+        if isinstance(value := node.meta.get("val"), torch.Tensor) and value.is_complex()
+    }
+    return tuple(
+        _leaf(spec.arg, complexes)
+        for spec in specs
+        if spec.kind.name in ("USER_INPUT", "USER_OUTPUT")
     )
+
+
+def _leaf(argument: Any, complexes: Collection[str]) -> Leaf:
+    kinds = torch.export.graph_signature
+    if isinstance(argument, kinds.ConstantArgument):
+        return Leaf(None, argument.value)
+    name = argument.name
+    number = not isinstance(argument, kinds.TensorArgument)
+    return Leaf(name, number=number, pairs=name in complexes)
 
 
 def _fixed_sizes(program: Any) -> dict[str, tuple[int | None, ...]]:

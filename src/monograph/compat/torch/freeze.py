@@ -110,9 +110,17 @@ def _storage(node: Node) -> Any:
 
 
 def frozen_module(
-    module: GraphModule, inputs: Inputs, args: Sequence[Any], wanted: Iterable[int]
+    module: GraphModule,
+    inputs: Inputs,
+    args: Sequence[Any],
+    wanted: Iterable[int],
+    *,
+    pure: bool = False,
 ) -> GraphModule:
-    """Return a module of the graph with these arguments frozen, that returns some results."""
+    """Return a module of the graph with these arguments frozen, that returns some results.
+
+    pure: the graph is known to write to nothing, so that ops without a user may go.
+    """
     graph, holder = Graph(), {}
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
     made: dict[Node, Any] = {nodes[i]: graph.placeholder(nodes[i].name) for i in inputs.kept}
@@ -134,7 +142,8 @@ def frozen_module(
             holder[node.target] = attrgetter(node.target)(module)
     results = result_nodes(module.graph)
     graph.output(tuple(made[results[i]] for i in wanted))
-    graph.eliminate_dead_code()
+    if pure:
+        graph.eliminate_dead_code()
     return GraphModule(holder, graph)
 
 

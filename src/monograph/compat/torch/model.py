@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monograph.compat.torch.export import Exported, Leaf, export_module, mutated, random_ops
-from monograph.compat.torch.tensors import target_of, to_feed, to_tensor
+from monograph.compat.torch.tensors import target_of, to_feed, to_result
 from monograph.errors import ConfigError, FeedError, ModelError
 from monograph.runtime.progress import Progress
 from monograph.session import Session
@@ -133,7 +133,7 @@ class TorchModel:
         feeds, given = {}, iter(self.session.inputs)
         for expected, leaf in zip(self._exported.arguments, leaves, strict=True):
             if expected.name is not None:
-                feeds[next(given).name] = to_feed(leaf)
+                feeds[next(given).name] = to_feed(leaf, expected.pairs)
             elif not _same(expected.constant, leaf):
                 raise FeedError(
                     "an argument that is no tensor is part of the compiled model",
@@ -142,8 +142,8 @@ class TorchModel:
                     hint="call from_torch again with this argument",
                 )
         device = next((x.device for x in leaves if isinstance(x, torch.Tensor)), None)
-        made = [to_tensor(x, device) for x in self.session.run(feeds)]
-        return pytree.tree_unflatten(_filled(self._exported.results, made), self._exported.out_spec)
+        made = _filled(self._exported.results, self.session.run(feeds), device)
+        return pytree.tree_unflatten(made, self._exported.out_spec)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the leaves of the arguments in the order of the export."""
@@ -180,14 +180,15 @@ def _same(expected: Any, given: Any) -> bool:
     return type(expected) is type(given) and bool(expected == given)
 
 
-def _filled(results: Sequence[Leaf], made: Sequence[Any]) -> list[Any]:
+def _filled(results: Sequence[Leaf], made: Sequence[Any], device: Any) -> list[Any]:
     """Return the leaves of the results: computed ones in order, constants between them."""
     left = iter(made)
-    return [leaf.constant if leaf.name is None else _result(leaf, next(left)) for leaf in results]
-
-
-def _result(leaf: Leaf, made: Any) -> Any:
-    return made.item() if leaf.number else made
+    return [
+        leaf.constant
+        if leaf.name is None
+        else to_result(next(left), device, leaf.number, leaf.pairs)
+        for leaf in results
+    ]
 
 
 def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

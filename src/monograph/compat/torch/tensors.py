@@ -19,14 +19,17 @@ _NARROW: dict[Any, tuple[Any, Any]] = {
 _TORCH_OF = {np.dtype(narrow): (bits, kind) for kind, (bits, narrow) in _NARROW.items()}
 
 
-def to_feed(given: Any) -> Any:
+def to_feed(given: Any, pairs: bool = False) -> Any:
     """Return what a session takes for a tensor or a Python number.
 
-    A tensor of the host becomes an array in its memory; a tensor of a GPU stays as it is.
+    A tensor of the host becomes an array in its memory; a tensor of a GPU stays as it is. `pairs`
+    makes pairs of real numbers of complex ones.
     """
     if not isinstance(given, torch.Tensor):
         return np.asarray(given)
     given = given.detach()
+    if pairs:
+        given = torch.view_as_real(given.resolve_conj())
     if given.device.type != "cpu":
         return given
     given = given.resolve_conj().resolve_neg()
@@ -34,6 +37,14 @@ def to_feed(given: Any) -> Any:
         bits, narrow = _NARROW[given.dtype]
         return given.view(bits).numpy().view(narrow)
     return given.numpy()
+
+
+def to_result(given: Any, device: Any, number: bool, pairs: bool) -> Any:
+    """Return an output of a session as torch has it: a tensor, or a Python number."""
+    made = to_tensor(given, device)
+    if pairs:
+        made = torch.view_as_complex(made.contiguous())
+    return made.item() if number else made
 
 
 def to_tensor(given: Any, device: Any = None) -> Any:
