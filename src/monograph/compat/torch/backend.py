@@ -17,7 +17,7 @@ import torch
 from monograph.compat.torch.counters import COUNTERS
 from monograph.compat.torch.export import Exported, export_module, mutated, random_ops
 from monograph.compat.torch.freeze import (
-    Inputs,
+    GraphInputs,
     Stamp,
     classify,
     frozen_module,
@@ -59,7 +59,7 @@ class _Variant:
     views: Callable[..., Any] | None
     """Computes the results that are views of inputs, by torch."""
 
-    def accepts(self, inputs: Inputs, args: Sequence[Any]) -> bool:
+    def accepts(self, inputs: GraphInputs, args: Sequence[Any]) -> bool:
         """Return True if the export computes the graph's results for these arguments."""
         return (
             all(stamp.holds(args[i]) for i, stamp in self.frozen.items())

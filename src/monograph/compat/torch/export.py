@@ -237,9 +237,10 @@ def random_ops(program: Any) -> list[str]:
 
 def _draws(node: Any) -> bool:
     """Return True if an op draws numbers. Attention and dropout do with a probability above 0."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    op = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
         return False
-    declared = _schema_of(node.target).arguments
+    declared = _schema_of(op).arguments
     given = {a.name: a.default_value for a in declared}
     given |= {a.name: x for a, x in zip(declared, node.args, strict=False)} | dict(node.kwargs)
     return given.get("dropout_p", 1.0) != 0.0 and given.get("train", True) is not False

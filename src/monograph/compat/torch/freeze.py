@@ -1,4 +1,4 @@
-"""What a graph of torch's compiler becomes before its export.
+"""The form of a graph of torch's compiler that is exported.
 
 torch passes parameters, sizes and Python floats as inputs of a graph. `classify` tells them apart;
 `frozen_module` is the graph with parameters and numbers as constants and sizes read off tensors, so
@@ -19,7 +19,7 @@ _version_of = attrgetter("_version")
 
 
 @dataclass(frozen=True)
-class Inputs:
+class GraphInputs:
     """The placeholders of a graph by what they hold, as positions among its arguments."""
 
     parameters: tuple[int, ...]
@@ -38,7 +38,7 @@ class Inputs:
         return tuple(sorted((*self.integers, *self.tensors)))
 
 
-def classify(graph: Graph) -> Inputs:
+def classify(graph: Graph) -> GraphInputs:
     """Return what the placeholders of a graph hold."""
     nodes = [n for n in graph.nodes if n.op == "placeholder"]
     parameters, numbers, integers, tensors = [], [], [], []
@@ -57,7 +57,7 @@ def classify(graph: Graph) -> Inputs:
             parameters.append(position)
         else:
             tensors.append(position)
-    return Inputs(tuple(parameters), tuple(numbers), sizes, tuple(integers), tuple(tensors))
+    return GraphInputs(tuple(parameters), tuple(numbers), sizes, tuple(integers), tuple(tensors))
 
 
 def _symbols(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
@@ -111,7 +111,7 @@ def _storage(node: Node) -> Any:
 
 def frozen_module(
     module: GraphModule,
-    inputs: Inputs,
+    inputs: GraphInputs,
     args: Sequence[Any],
     wanted: Iterable[int],
     *,

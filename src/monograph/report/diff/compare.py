@@ -17,7 +17,7 @@ from monograph.ir import Array, Constant, Graph, Input, Value
 from monograph.ir.evaluate import apply
 from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.report.commands.bisection import check_passes
-from monograph.report.diff.points import Point, distance
+from monograph.report.diff.points import TensorPoint, distance
 from monograph.report.diff.sides import Observed
 from monograph.report.diff.tensors import NodeInfo, OnnxTensors
 from monograph.runtime.numerics.bisect import BrokenPass
@@ -31,7 +31,7 @@ KERNEL, REWRITE, LOWERING, MODEL, SIDE = "kernel", "rewrite", "lowering", "model
 
 @dataclass(frozen=True)
 class Own:
-    """What a side adds at a tensor, and the nodes between it and the tensors before."""
+    """The difference that a side adds at a tensor, and the nodes since the tensors before."""
 
     difference: Difference
     share: float
@@ -50,7 +50,7 @@ class Row:
     accumulated: Difference
     share: float
     own: tuple[Own | None, Own | None]
-    """What each side adds; None for a side that is the reference, or where it is not known."""
+    """The difference that each side adds; None for the reference, or if it is not known."""
 
     @property
     def ok(self) -> bool:
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Where the first difference comes from."""
+    """The origin of the first difference."""
 
     kind: str
     """"kernel", "rewrite", "lowering", "model" or "side"."""
@@ -200,11 +200,11 @@ def _replayed(side: Observed, base: OnnxTensors) -> dict[str, Own]:
 
 
 def _own(
-    point: Point,
+    point: TensorPoint,
     given: Array,
     right: Array,
     value: Value,
-    points: Mapping[Value, Point],
+    points: Mapping[Value, TensorPoint],
     current: Mapping[Value, Any],
     graph: Graph,
 ) -> Own:
@@ -218,7 +218,7 @@ def _own(
     return Own(found, distance(given, right), tuple(dict.fromkeys(labels)))
 
 
-def _between(value: Value, points: Mapping[Value, Point]) -> tuple[list[Value], list[Value]]:
+def _between(value: Value, points: Mapping[Value, TensorPoint]) -> tuple[list[Value], list[Value]]:
     """Return the values between a tensor and the tensors before it, in order, and these tensors."""
     body: list[Value] = []
     leaves: dict[Value, None] = {}

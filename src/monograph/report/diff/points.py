@@ -32,7 +32,7 @@ MAX_RANK = 5
 
 
 @dataclass(frozen=True)
-class Point:
+class TensorPoint:
     """One tensor on one side."""
 
     tensor: str
@@ -48,13 +48,13 @@ class Match:
     """The tensor that a result of a step is."""
 
     tensor: str
-    arrangement: Arrangement
+    arrangement: TensorLayout
     exact: bool
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """How an array becomes a tensor of the file: axes in another order, then another shape."""
+class TensorLayout:
+    """The way an array becomes a tensor of the file: axes in another order, then a shape."""
 
     axes: tuple[int, ...]
     shape: tuple[int, ...]
@@ -63,20 +63,20 @@ class Arrangement:
         return array.transpose(self.axes).reshape(self.shape)
 
 
-def arrangements(given: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Arrangement]:
+def arrangements(given: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[TensorLayout]:
     """Yield the ways in which an array of one shape can be a tensor of another shape."""
     rank = len(given)
     straight = tuple(range(rank))
     if np.prod(given, dtype=np.int64) != np.prod(wanted, dtype=np.int64):
         return
-    yield Arrangement(straight, wanted)
+    yield TensorLayout(straight, wanted)
     if rank == len(wanted) and 2 <= rank <= MAX_RANK:
         for axes in itertools.permutations(straight):
             if axes != straight and tuple(given[a] for a in axes) == wanted:
-                yield Arrangement(axes, wanted)
+                yield TensorLayout(axes, wanted)
     elif 2 < rank <= MAX_RANK:
         last_first = (0, rank - 1, *range(1, rank - 1))
-        yield Arrangement(last_first, wanted)
+        yield TensorLayout(last_first, wanted)
 
 
 def distance(given: Array, expected: Array) -> float:
@@ -99,7 +99,7 @@ def match(
 ) -> Match | None:
     """Return the tensor that a result of a step is; None if it is none."""
     same = SAME.get(right.dtype.name, SAME_OTHERS)
-    best: tuple[float, str, Arrangement] | None = None
+    best: tuple[float, str, TensorLayout] | None = None
     labels = [tensors.by_label[n] for n in step.nodes if n in tensors.by_label]
     known = tensors.codes if integers else tensors.values
     names = [n for node in labels for n in node.outputs if n in known]
@@ -122,9 +122,9 @@ class PointRecorder:
     """Collects the tensors of a stepped run, and holds every step to the reference."""
 
     def __init__(self, tensors: OnnxTensors) -> None:
-        self.points: dict[str, Point] = {}
+        self.points: dict[str, TensorPoint] = {}
         """The tensors of which the numbers are known to be the steps' results."""
-        self.alike: dict[str, Point] = {}
+        self.alike: dict[str, TensorPoint] = {}
         """Results that are like a tensor: a lossy rewrite may have changed them."""
         self.checker = StepChecker()
         self._tensors = tensors
@@ -151,7 +151,7 @@ class PointRecorder:
             if integers:
                 array = self._tensors.decoded(found.tensor, array)
             kept = self.points if found.exact else self.alike
-            kept[found.tensor] = Point(found.tensor, np.array(array), check, found.exact)
+            kept[found.tensor] = TensorPoint(found.tensor, np.array(array), check, found.exact)
 
 
 def reference_of(program: Program, feeds: Mapping[str, Any]) -> dict[Value, Any]:

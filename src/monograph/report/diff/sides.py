@@ -17,7 +17,7 @@ from monograph.ir import Array
 from monograph.program.lowering import lower
 from monograph.report.commands.execute import ONNXRUNTIME, REFERENCE, run_onnxruntime
 from monograph.report.commands.input_files import INPUT_PREFIX, OUTPUT_PREFIX, read_archive
-from monograph.report.diff.points import Point, match, record_points, reference_of
+from monograph.report.diff.points import TensorPoint, match, record_points, reference_of
 from monograph.report.diff.tensors import OnnxTensors, float_twin, read_tensors
 from monograph.runtime.cache.store import is_package
 from monograph.runtime.numerics.stepwise import StepCheck
@@ -99,16 +99,16 @@ def _option(text: str, pair: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a side computed: tensors by name, in the order of the file."""
+    """The results of a side: tensors by name, in the order of the file."""
 
     side: Side
-    points: Mapping[str, Point]
+    points: Mapping[str, TensorPoint]
     checks: tuple[StepCheck, ...] = ()
     """Its steps, held to the reference."""
     session: Session | None = None
     rounds: bool = True
     """False if it is the reference, which rounds once per op."""
-    alike: Mapping[str, Point] = field(default_factory=dict)
+    alike: Mapping[str, TensorPoint] = field(default_factory=dict)
     """Tensors that a lossy rewrite may have changed."""
     graph: OnnxTensors | None = None
     """The graph that it computes, if that is not the file's."""
@@ -140,18 +140,20 @@ def observe(side: Side, tensors: OnnxTensors, dims: Mapping[str, int]) -> Observ
     return Observed(side, found, session=session)
 
 
-def _reference_points(tensors: OnnxTensors) -> dict[str, Point]:
+def _reference_points(tensors: OnnxTensors) -> dict[str, TensorPoint]:
     found = {n: tensors.reference[v] for n, v in tensors.values.items()}
-    return {n: Point(n, x) for n, x in found.items() if isinstance(x, np.ndarray)}
+    return {n: TensorPoint(n, x) for n, x in found.items() if isinstance(x, np.ndarray)}
 
 
-def _named(names: list[str], arrays: list[Any], points: Mapping[str, Point]) -> dict[str, Point]:
+def _named(
+    names: list[str], arrays: list[Any], points: Mapping[str, TensorPoint]
+) -> dict[str, TensorPoint]:
     """Return outputs as points; a step that is known to make one stays with it."""
     made = {}
     for name, array in zip(names, arrays, strict=True):
         if isinstance(array, np.ndarray) and _is_floating(array):
             known = points.get(name)
-            made[name] = Point(name, array, None if known is None else known.check)
+            made[name] = TensorPoint(name, array, None if known is None else known.check)
     return made
 
 
@@ -159,12 +161,12 @@ def _is_floating(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype.name in ("bfloat16", "float8_e4m3fn")
 
 
-def _recorded(side: Side, tensors: OnnxTensors) -> dict[str, Point]:
+def _recorded(side: Side, tensors: OnnxTensors) -> dict[str, TensorPoint]:
     """Return recorded tensors: under their names, or under out:NAME."""
     assert side.model is not None
     arrays = read_archive(side.model)
     named = {k.removeprefix(OUTPUT_PREFIX): x for k, x in arrays.items()}
-    found = {n: Point(n, x) for n, x in named.items() if n in tensors.values}
+    found = {n: TensorPoint(n, x) for n, x in named.items() if n in tensors.values}
     if not found:
         raise FeedError(
             "the file holds no tensor of the model",
@@ -183,7 +185,7 @@ def recorded_feeds(side: Side) -> dict[str, Any]:
     return {k[cut:]: x for k, x in found.items() if k.startswith(INPUT_PREFIX)}
 
 
-def _onnxruntime(side: Side, tensors: OnnxTensors) -> dict[str, Point]:
+def _onnxruntime(side: Side, tensors: OnnxTensors) -> dict[str, TensorPoint]:
     """Run ONNX Runtime with every tensor of floats as an output."""
     assert side.model is not None
     proto = onnx.load(str(side.model), load_external_data=True)
@@ -195,7 +197,7 @@ def _onnxruntime(side: Side, tensors: OnnxTensors) -> dict[str, Point]:
         path = Path(folder) / "model.onnx"
         onnx.save(proto, str(path), save_as_external_data=proto.ByteSize() > 1 << 30)
         made, _ = run_onnxruntime(path, tensors.feeds)
-    return {n: Point(n, x) for n, x in made.items() if n in tensors.values}
+    return {n: TensorPoint(n, x) for n, x in made.items() if n in tensors.values}
 
 
 def stored_tensors(session: Session, tensors: OnnxTensors) -> list[str]:

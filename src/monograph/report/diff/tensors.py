@@ -92,7 +92,7 @@ class OnnxTensors:
 
     @cached_property
     def reference(self) -> dict[Value, Any]:
-        """What the reference computes for each tensor, and for the integers of quantised ones."""
+        """The reference's results for each tensor, and for the integers of quantised ones."""
         wanted = {*self.values.values(), *self.codes.values()}
         wanted |= {x for v in self.codes.values() for x in v.inputs[1:]}
         found: dict[Value, Any] = {}
