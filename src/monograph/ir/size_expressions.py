@@ -320,3 +320,31 @@ def subtract(a: SizeExpression, b: SizeExpression) -> SizeExpression:
 @_kept
 def remainder(a: SizeExpression, b: SizeExpression) -> SizeExpression:
     return subtract(a, multiply(b, divide(a, b)))
+
+
+def substitute(
+    expression: SizeExpression, values: Mapping[Symbol, SizeExpression]
+) -> SizeExpression:
+    """Return an expression with its symbols replaced."""
+    total = SizeExpression(())
+    for product, count in expression.terms:
+        term = from_number(count)
+        for factor in product:
+            term = multiply(term, _substituted(factor, values))
+        total = add(total, term)
+    return total
+
+
+def _substituted(factor: Factor, values: Mapping[Symbol, SizeExpression]) -> SizeExpression:
+    if isinstance(factor, Symbol):
+        return values[factor]
+    if isinstance(factor, SizeFloor):
+        return divide(substitute(factor.of, values), substitute(factor.by, values))
+    parts = {substitute(e, values) for e in factor.of}
+    numbers = [p.literal for p in parts]
+    known = [n for n in numbers if n is not None]
+    if len(known) == len(parts):
+        return from_number(max(known))
+    if len(parts) == 1:
+        return parts.pop()
+    return SizeExpression((((Most(tuple(sorted(parts, key=str))),), 1),))

@@ -64,7 +64,10 @@ class OpenRange:
 
     @property
     def count(self) -> int:
-        return (self.stop - self.start + self.step - (1 if self.step > 0 else -1)) // self.step
+        # The divisor of an open size is positive.
+        if self.step < 0:
+            return (self.start - self.stop - self.step - 1) // -self.step
+        return (self.stop - self.start + self.step - 1) // self.step
 
 
 Range: TypeAlias = "range | OpenRange"

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from monograph.errors import VerifyError
 from monograph.ir import Array, Graph, Value
 from monograph.passes.base import inherited_origins, joined_origins
-from monograph.program.dynamic.stages import StageSplit, contained, cut, settled
+from monograph.program.dynamic.remainders import settled
+from monograph.program.dynamic.stages import StageSplit, contained, cut
 from monograph.program.fusion.fuse import fuse
 from monograph.program.fusion.op_classes import is_join, is_native, is_view, reads_codes
 from monograph.program.fusion.region import Region

@@ -179,7 +179,8 @@ def test_rows_that_are_counted_are_scattered(reduction: str) -> None:
     feeds["t"] = rng.normal(size=(5, 2)).astype(np.float32)
     for bits in ([0, 0, 0, 0, 0], [1, 1, 0, 1, 1], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1]):
         matches(executable, graph, feeds | {"m": np.array(bits, bool)})
-    assert executable.specialisations == (4 if reduction == "add" else 0)
+    # The counts 0 and 1 have code of their own.
+    assert executable.specialisations == (3 if reduction == "add" else 0)
 
 
 def test_a_running_sum_from_the_end_needs_the_size() -> None:
@@ -190,15 +191,14 @@ def test_a_running_sum_from_the_end_needs_the_size() -> None:
     assert executable.specialisations == 1
 
 
-@pytest.mark.parametrize("kept", [1, 3])
-def test_a_size_that_must_be_known_is_compiled_for_and_kept(kept: int) -> None:
+def test_a_size_that_must_be_known_is_compiled_for_once() -> None:
     x = value("f32[8]")
     places = NonZero()(x)
     graph = graph_of(Slice((0, 0), (1, -1), (1, 1))(Add()(places, places)), places)
-    executable = compiled(graph, kept=kept)
-    for count in (3, 3, 0, 5, 3, 0):
+    executable = compiled(graph, kept=1)
+    for count in (3, 3, 0, 5, 3, 0, 8):
         matches(executable, graph, {"x": (np.arange(8) < count).astype(np.float32)})
-    assert executable.specialisations == (3 if kept == 3 else 5)
+    assert executable.specialisations == 2, "no rows, and any number of rows"
     assert executable.launches == 2
 
 

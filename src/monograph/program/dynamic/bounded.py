@@ -30,6 +30,7 @@ from monograph.ir import (
     known,
 )
 from monograph.ir.dtype import COMPLEX, STRING, i64
+from monograph.ir.sizes import hint_of, is_open
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.elementwise import Less, Max, Sub, Where
 from monograph.ops.index import Gather
@@ -40,6 +41,7 @@ from monograph.ops.scatter import ScatterNd
 from monograph.ops.shape import Concat, Reshape, ShapeOf
 from monograph.ops.subgraph import is_pure, state_donated
 from monograph.program.fusion.op_classes import is_pointwise, is_view
+from monograph.program.legalise.expand import trip_count
 
 MAX_BOUND = 1 << 27
 """The most elements of a bounded result; room for more would be wasteful."""
@@ -119,9 +121,10 @@ def bounded_loop(value: Value) -> Value | None:
     types = (*op.body.input_types[2 : 2 + op.carried], *op.body.output_types)
     if trips is None or not collected or not all(map(_is_static, types)):
         return None
-    most = max(int(trips.reshape(-1)[0]), 0)
-    sizes = [t.size for t in collected if isinstance(t, TensorType)]
-    if most * max((*sizes, 1)) > MAX_BOUND:
+    most = trip_count(trips)
+    most = most if is_open(most) else max(most, 0)
+    sizes = [hint_of(t.size) for t in collected if isinstance(t, TensorType)]
+    if hint_of(most) * max((*sizes, 1)) > MAX_BOUND:
         return None
     return BoundedLoop(op.body, op.carried, most)(*value.inputs)
 

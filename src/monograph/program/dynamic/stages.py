@@ -12,34 +12,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from monograph.errors import ExecutionError, InferError, MonographError
 from monograph.ir import (
-    Array,
     Graph,
-    Input,
     Item,
     OptionalType,
     TensorType,
     TupleType,
     Type,
     Value,
-    constant,
-    evaluate,
-    from_numpy,
     known,
     unpack,
 )
 from monograph.ir.dtype import COMPLEX, STRING
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.deferred import Deferred, settle
+from monograph.ops.deferred import Deferred
 from monograph.program.dynamic.bounded import Room, carry, close, counted, counted_axis
 from monograph.program.fusion.op_classes import is_leaf
-from monograph.program.legalise.expand import as_scan, never_breaks, unrolled
+from monograph.program.legalise.expand import never_breaks
 
-SMALL = 1024
-"""The most elements that are folded when a stage is built."""
 Compiles = Callable[[Value], bool]
 """A function that returns True if a branch or loop can be compiled as it is."""
 
@@ -108,7 +98,7 @@ def cut(
 
 def contained(graph: Graph, compiles: Compiles) -> Graph:
     """Return a sub-graph with bounded results, if its data-dependent sizes stay inside it."""
-    if not any(_is_open(v.type) for v in graph.values):
+    if not any(is_sized_by_data(v.type) for v in graph.values):
         return graph
     search = _Search(compiles)
     for value in graph.values:
@@ -161,12 +151,12 @@ class _Search:
         """Process a value whose operands are ready; its own size may depend on data."""
         inputs = tuple(self.made.get(v, v) for v in value.inputs)
         new = value if inputs == value.inputs else value.op(*inputs)
-        room = counted(new, self.compiles) if _is_open(value.type) else None
+        room = counted(new, self.compiles) if is_sized_by_data(value.type) else None
         if room is None and self.turns and is_host_loop(value) and not self.compiles(new):
             self.host_loops[value] = []
             return
         self.made[value] = new
-        if not _is_open(value.type):
+        if not is_sized_by_data(value.type):
             return
         self.sized[value] = None
         if room is None:
@@ -178,14 +168,14 @@ class _Search:
     def _decisive(self, value: Value) -> tuple[Value, ...]:
         """Return the operands to wait for; none for a loop that is a host loop anyway."""
         op, turns = value.op, self.turns and is_host_loop(value)
-        if turns and isinstance(op, Loop) and not never_breaks(op) and _changes_size(op):
-            return ()
+        if turns and isinstance(op, Loop) and _changes_size(op):
+            return ()  # its body is compiled once, for any number of turns
         return _decisive(value, self.compiles)
 
     def _item(self, value: Value, whole: Value) -> None:
         """Process a result of an op that has found its size."""
         assert isinstance(value.op, Item)
-        if _is_open(value.type):
+        if is_sized_by_data(value.type):
             self.sized[value] = None
         if whole in self.items:
             self._room(value, self.items[whole], value.op.index)
@@ -265,7 +255,7 @@ def is_host_loop(value: Value) -> bool:
 
 def _changes_size(op: Loop) -> bool:
     """Return True if the state of a loop may change its size."""
-    return any(map(_is_open, op.body.input_types[2 : 2 + op.carried]))
+    return any(map(is_sized_by_data, op.body.input_types[2 : 2 + op.carried]))
 
 
 def _has_optional(type_: Type) -> bool:
@@ -278,136 +268,10 @@ def _is_number(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.dtype.kind not in (STRING, COMPLEX)
 
 
-def _is_open(type_: Type) -> bool:
+def is_sized_by_data(type_: Type) -> bool:
     """Return True if a numeric type has a size that depends on data."""
     if isinstance(type_, TupleType):
-        return any(map(_is_open, type_.items))
+        return any(map(is_sized_by_data, type_.items))
     if not isinstance(type_, TensorType) or type_.dtype.kind in (STRING, COMPLEX):
         return False
     return not type_.is_static
-
-
-def remainder(cut: StageSplit, data: Mapping[Value, Any]) -> tuple[Graph, dict[str, Any]]:
-    """Return the waiting part as a graph of known shapes, and its feeds."""
-    made: dict[Value, Value] = {}
-    feeds: dict[str, Any] = {}
-    decisive = set(cut.decisive)
-    for v in cut.needed:
-        if v in decisive:
-            made[v] = constant(data[v])
-        else:
-            name = f"~{len(feeds)}"
-            feeds[name] = data[v]
-            made[v] = Input(name, type_of(data[v], v.type))()
-    inputs = tuple(made[v] for v in cut.needed if v not in decisive)
-    several: dict[Value, tuple[Value, ...]] = {}
-    for value in cut.waiting:
-        _remake(value, made, several)
-    waits = set(cut.waiting)
-    outputs = tuple((n, made[v]) for n, v in cut.whole.outputs if v in waits)
-    origins = {new: t for old, new in made.items() if (t := cut.whole.origin(old))}
-    return Graph(inputs, outputs, cut.whole.name, origins), feeds
-
-
-def _remake(
-    value: Value, made: dict[Value, Value], several: dict[Value, tuple[Value, ...]]
-) -> None:
-    if isinstance(value.op, Item) and value.inputs[0] in several:
-        made[value] = several[value.inputs[0]][value.op.index]
-        return
-    inputs = tuple(made.get(v, v) for v in value.inputs)
-    results = _settled(value, inputs)
-    if isinstance(results, tuple):
-        several[value] = tuple(map(_folded, results))
-    else:
-        made[value] = _folded(results)
-
-
-def _settled(value: Value, inputs: tuple[Value, ...]) -> Value | tuple[Value, ...]:
-    """Rebuild a value on better known inputs: the branch that is taken, the op without deferral."""
-    op = value.op
-    try:
-        if isinstance(op, If) and (condition := known(inputs[0])) is not None:
-            return _branch(op, condition, inputs[1:])
-        if isinstance(op, Loop):
-            scan = as_scan(op, inputs)
-            if scan is not None and not _is_open(scan.type):
-                return scan
-            return unrolled(op, inputs, _inlined) or op(*inputs)
-        new = op(*inputs)
-    except InferError as e:
-        raise ExecutionError(e.message, op=op.name, given=e.given, expected=e.expected) from None
-    try:
-        return settle(new)
-    except MonographError:
-        # The attributes are invalid: the op raises its error when it runs.
-        return new
-
-
-def settled(graph: Graph) -> Graph:
-    """Unroll loops of known trip count whose state changes its size."""
-    if not any(isinstance(v.op, Loop) and _is_open(v.type) for v in graph.values):
-        return graph
-    made: dict[Value, Value] = {v: v for v in graph.inputs}
-    several: dict[Value, tuple[Value, ...]] = {}
-    for value in graph.values:
-        if value.inputs and value not in made:
-            _remake(value, made, several)
-    outputs = tuple((name, made.get(v, v)) for name, v in graph.outputs)
-    origins = dict(graph.origins)
-    for old, new in made.items():
-        if old in graph.origins:
-            origins.setdefault(new, graph.origins[old])
-    return Graph(graph.inputs, outputs, graph.name, origins, graph.donations)
-
-
-def turn(body: Graph, arguments: tuple[Value, ...]) -> Graph:
-    """Return the body of a loop on arguments of known shapes: inputs, or constants."""
-    made = dict(zip(body.inputs, arguments, strict=True))
-    several: dict[Value, tuple[Value, ...]] = {}
-    for value in body.values:
-        if value not in made and value.inputs:
-            _remake(value, made, several)
-    outputs = tuple((f"~{i}", made.get(v, v)) for i, (_, v) in enumerate(body.outputs))
-    origins = {new: t for old, new in made.items() if (t := body.origin(old))}
-    inputs = tuple(v for v in arguments if isinstance(v.op, Input))
-    return Graph(inputs, outputs, body.name, origins)
-
-
-def _branch(op: If, condition: Array, captures: tuple[Value, ...]) -> tuple[Value, ...]:
-    if condition.size != 1:
-        raise ExecutionError("a condition must have one element", given=[*condition.shape])
-    count = len(op.then.inputs)
-    if condition.reshape(())[()]:
-        return _inlined(op.then, captures[:count])
-    return _inlined(op.orelse, captures[count:])
-
-
-def _inlined(graph: Graph, arguments: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the results of a sub-graph on arguments, with every op rebuilt for them."""
-    made = dict(zip(graph.inputs, arguments, strict=True))
-    several: dict[Value, tuple[Value, ...]] = {}
-    for value in graph.values:
-        if value not in made and value.inputs:
-            _remake(value, made, several)
-    return tuple(made.get(v, v) for _, v in graph.outputs)
-
-
-def _folded(value: Value) -> Value:
-    """Fold a small value that depends on constants alone."""
-    if not value.closed or known(value) is not None or not isinstance(value.type, TensorType):
-        return value
-    if not value.type.is_static or value.type.size > SMALL:
-        return value
-    try:
-        (data,) = evaluate(Graph((), (("", value),)), {})
-    except MonographError:
-        return value
-    return constant(data)
-
-
-def type_of(data: Any, declared: Type) -> Type:
-    """Return the type of data where it says more than the declared type."""
-    if isinstance(data, np.ndarray) and isinstance(declared, TensorType):
-        return TensorType(from_numpy(data.dtype), data.shape)
-    return declared

@@ -51,8 +51,9 @@ def as_scan(op: Loop, inputs: tuple[Value, ...]) -> Value | None:
     number, go, *formals = op.body.inputs
     if trips is None or condition is None or not condition.all() or not never_breaks(op):
         return None
-    count = int(trips.reshape(-1)[0])
-    if not 0 <= count <= MAX_TRIPS or number.tensor.shape != () or not go.tensor.is_static:
+    count = trip_count(trips)
+    few = 0 <= hint_of(count) <= MAX_TRIPS
+    if not few or number.tensor.shape != () or not go.tensor.is_static:
         return None
     if any(isinstance(v.type, TensorType) and not v.type.is_static for v in formals[: op.carried]):
         return None  # its state may change size
@@ -64,8 +65,15 @@ def as_scan(op: Loop, inputs: tuple[Value, ...]) -> Value | None:
     collected = len(results) - op.carried
     scan = Scan(body, (0,), (False,), (0,) * collected, (False,) * collected)
     given = inputs[2:]
-    numbers = constant(np.arange(count)) if count <= MAX_UNROLLED else Iota(count)()
+    few = not is_open(count) and count <= MAX_UNROLLED
+    numbers = constant(np.arange(count)) if few else Iota(count)()
     return scan(*given[: op.carried], numbers, *given[op.carried :])
+
+
+def trip_count(trips: Array) -> int:
+    """Return a known trip count, which may be an open size."""
+    count = trips.reshape(-1)[0]
+    return count if is_open(count) else int(count)
 
 
 def never_breaks(op: Loop) -> bool:
@@ -88,8 +96,8 @@ def unrolled(
         return None
     if not op.pure:  # a random op advances its state once per iteration, but would occur only once
         return None
-    count = int(trips.reshape(-1)[0])
-    if not 0 < count <= MAX_UNROLLED // max(len(op.body.values), 1):
+    count = trip_count(trips)
+    if is_open(count) or not 0 < count <= MAX_UNROLLED // max(len(op.body.values), 1):
         return None
     number, go = (t for t in op.body.input_types[:2] if isinstance(t, TensorType))
     state, captures = inputs[2 : 2 + op.carried], inputs[2 + op.carried :]

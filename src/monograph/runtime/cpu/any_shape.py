@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,11 +25,15 @@ from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import DiskCache
+from monograph.runtime.counts import Counts
 from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort, Workspace, aligned
 from monograph.runtime.cpu.native import NativeCode
-from monograph.runtime.executable import ANY_SHAPE
+from monograph.runtime.executable import ANY_SHAPE, Feeds, Outputs
 from monograph.runtime.progress import Progress, silent
-from monograph.runtime.shape_code import ShapeCode, shape_function
+from monograph.runtime.shape_code import ShapeCode, Shapes, shape_function
+
+if TYPE_CHECKING:
+    from monograph.program.program import Program
 
 
 class AnyShapeExecutable(NativeExecutable):
@@ -41,6 +46,7 @@ class AnyShapeExecutable(NativeExecutable):
         self._any_shape = code
         program = code.artefact.program
         super().__init__(layout, code.native, program.constants, program.weights, sizes)
+        self.counts = code.counts
         self._free = code.workspaces
         self._sizes_at = sizes.ctypes.data
         self._block = code.block
@@ -62,6 +68,10 @@ class AnyShapeExecutable(NativeExecutable):
     def constant_bytes(self) -> int:
         return sum(self.shared_bytes.values())
 
+    def _run_parts(self, workspace: Workspace, bound: dict[int, Array], feeds: Feeds) -> Outputs:
+        """Return nothing: all of the program is in its later parts."""
+        return []
+
     def _take(self) -> Workspace:
         workspace = super()._take()
         if workspace.arena.size < self.layout.arena_bytes:
@@ -80,6 +90,8 @@ class AnyShape(ShapeCode):
         self.native = NativeCode(
             [bytes(o) for o in artefact.program.objects], self.layout.functions
         )
+        self.counts = Counts()
+        """The counters that its executables share."""
         self.workspaces: list[Workspace] = []
         """The memory of runs that have ended, of any of its shapes."""
         self.block = f"constants of variant {self.scope.number}"
@@ -149,26 +161,48 @@ def compile_any_shape(
     Raises UnsupportedError for a graph that is no single native function.
     """
     # A process that finds its code on disk does not import the compiler.
-    from monograph.codegen.llvm.module.compile import compile_program
     from monograph.codegen.llvm.module.select import CpuTarget
     from monograph.program.lowering import lower
-    from monograph.runtime.cpu.executable import make_layout, object_code, useful_threads
 
     lowered = lower(graph, CpuTarget())
     if lowered.split is not None or lowered.states or lowered.in_pairs:
         why = "data decide sizes" if lowered.split is not None else "states or complex numbers"
         raise UnsupportedError("code for any shape is one function", given=why)
+    shapes = {
+        name: v.tensor.static for name, v in zip(graph.input_names, graph.inputs, strict=True)
+    }
+    return compile_open_program(
+        lowered.program, scope, shapes, features, threads, cache, winograd, progress, checked
+    )
+
+
+def compile_open_program(
+    program: Program,
+    scope: SizeScope,
+    shapes: Shapes,
+    features: Features,
+    threads: int,
+    cache: DiskCache | None = None,
+    winograd: bool = True,
+    progress: Progress = silent,
+    checked: bool | None = None,
+) -> AnyShape:
+    """Compile a program with open sizes.
+
+    shapes: by name, the numbers that its sizes are found from: shapes of inputs, and others.
+    """
+    from monograph.codegen.llvm.module.compile import compile_program
+    from monograph.runtime.cpu.executable import make_layout, object_code, useful_threads
+
     checked = make_config().checked if checked is None else checked
-    threads = useful_threads(lowered.program, threads)
-    module = compile_program(lowered.program, features, threads, winograd, checked=checked)
-    layout = make_layout(lowered.program, module, threads)
-    if not layout.whole:
+    threads = useful_threads(program, threads)
+    module = compile_program(program, features, threads, winograd, checked=checked)
+    layout = make_layout(program, module, threads)
+    empty = not (layout.functions or layout.results or layout.host_kinds)
+    if not layout.whole and not empty:
         raise UnsupportedError(
             "code for any shape is one function", given=layout.host_kinds or layout.functions
         )
     objects = object_code(module.texts, features, cache, progress)
-    shapes = {
-        name: v.tensor.static for name, v in zip(graph.input_names, graph.inputs, strict=True)
-    }
-    program = Artefact(layout, objects, module.constants, module.weights)
-    return AnyShape(AnyShapeArtefact(scope, shapes, program))
+    made = Artefact(layout, objects, module.constants, module.weights)
+    return AnyShape(AnyShapeArtefact(scope, shapes, made))

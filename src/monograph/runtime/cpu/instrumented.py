@@ -147,6 +147,11 @@ class _Observing(Compiler, Generic[Seen]):
     kind: type[_Observed[Seen]] = _Observed
     tell: Callable[[Seen], None] = lambda _: None
 
+    @property
+    def opens(self) -> bool:
+        """Return False: each program that runs is observed."""
+        return False
+
     def executable(self, program: Program) -> CpuExecutable:
         threads = useful_threads(program, self.threads)
         module = compile_program(

@@ -1,54 +1,63 @@
 """Loops that are made turn by turn: the host goes round, and every turn is native code.
 
-So are loops whose state changes its size for as long as data want it: there is no one size to
-compile for. A turn is compiled for the shapes it meets, and kept for the next that meets them.
+So are loops whose state changes its size for as long as data want it. The body is compiled once;
+the sizes of the state are arguments of its code (`open_part.py`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from monograph.ir import Graph, Input, TensorType, Value, known
+from monograph.ir import Graph, TensorType, Value, known
 from monograph.ops.control import Loop, Scan
-from monograph.program.dynamic.stages import turn, type_of
+from monograph.program.dynamic.remainders import turn
+from monograph.program.dynamic.resize import Change
+from monograph.runtime.dynamic.open_part import Formal, OpenPart, PartCompiler, Sizes
 from monograph.runtime.executable import Executable
 from monograph.runtime.forking import ForkLock
 
 KEPT_TURNS = 256
-"""Turns of unlike shapes that a loop keeps: state that grows meets a new one each time."""
-CONSTANT_BYTES = 1 << 30
-"""The bytes that the constants of kept iterations may take; one iteration is always kept."""
+"""The most turns of unlike shapes that a loop keeps, where its body has no code for all sizes."""
 
 
 class HostLoop:
-    """A loop, and the code of those of its turns that were used last."""
+    """A loop, and the code of its turns."""
 
-    def __init__(self, loop: Value, compile_turn: Callable[[Graph], Executable]) -> None:
+    def __init__(self, loop: Value, compiler: PartCompiler) -> None:
         assert isinstance(loop.op, (Loop, Scan))
         self._op = loop.op
-        self._compile = compile_turn
-        self._turns: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
-        self._lock = ForkLock()
         self._constants = _constants(loop)
-        self.compiled = 0
-        """The number of iterations that were compiled."""
+        types = enumerate(loop.op.body.input_types)
+        formals = [Formal(f"~{i}", t) for i, t in types if i not in self._constants]
+        self._names = [f.name for f in formals]
+        self._places = [int(n[1:]) for n in self._names]
+        self._part = OpenPart(formals, [False] * len(formals), self._body, compiler, KEPT_TURNS)
+        self._lock = ForkLock()
         self.launches = 0
         """Native functions called in the run that called the most."""
         self.kernels = 0
-        self._gone = 0
 
-    def run(self, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """The results of the loop, from its first turn to the one after which it stops."""
+    def run(self, operands: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
+        """Return the results of the loop, from its first turn to the one after which it stops.
+
+        sizes: the open sizes of the program that the loop is in.
+        """
         launches = kernels = 0
+        last: tuple[Any, ...] = ()
+        executable: Executable | None = None
 
         def once(given: tuple[Any, ...]) -> list[Any]:
-            nonlocal launches, kernels
-            executable = self._executable(given)
-            made = executable.run({f"~{i}": x for i, x in enumerate(given)})
+            nonlocal launches, kernels, last, executable
+            data = [given[i] for i in self._places]
+            shapes = tuple(getattr(x, "shape", None) for x in data)
+            if executable is None or shapes != last:
+                with self._lock:
+                    executable = self._part.find(data, sizes)
+                last = shapes
+            feeds = dict(zip(self._names, data, strict=True))
+            made = executable.try_run(feeds)
+            made = executable.run_full(feeds) if made is None else made
             launches, kernels = launches + executable.launches, kernels + executable.kernels
             return made
 
@@ -58,45 +67,26 @@ class HostLoop:
             self.kernels = max(self.kernels, kernels)
         return results
 
-    def _executable(self, given: tuple[Any, ...]) -> Executable:
-        """The code of a turn that takes data of these shapes."""
-        key = tuple(x.shape if isinstance(x, np.ndarray) else None for x in given)
-        with self._lock:
-            found = self._turns.get(key)
-            if found is None:
-                found = self._turns[key] = self._compile(
-                    turn(self._op.body, self._arguments(given))
-                )
-                self.compiled += 1
-            self._turns.move_to_end(key)
-            self._forget()
-        return found
-
-    def _arguments(self, given: tuple[Any, ...]) -> tuple[Value, ...]:
-        """Return the argument for each formal of the body: an input of its shape, or a constant."""
-        formals = zip(self._op.body.input_types, given, strict=True)
-        inputs = [Input(f"~{i}", type_of(x, t))() for i, (t, x) in enumerate(formals)]
-        return tuple(self._constants.get(i, v) for i, v in enumerate(inputs))
-
-    def _forget(self) -> None:
-        while len(self._turns) > KEPT_TURNS or (
-            len(self._turns) > 1
-            and sum(e.constant_bytes for e in self._turns.values()) > CONSTANT_BYTES
-        ):
-            _, gone = self._turns.popitem(last=False)
-            self._gone += gone.specialisations
+    def _body(self, arguments: tuple[Value, ...], change: Change) -> Graph:
+        """Return a turn on some arguments; those that are constants are known."""
+        given = iter(arguments)
+        count = len(self._op.body.inputs)
+        every = tuple(
+            self._constants[i] if i in self._constants else next(given) for i in range(count)
+        )
+        return turn(self._op.body, every, change)
 
     @property
     def stages(self) -> list[Executable]:
         """The code of the turns that are kept."""
         with self._lock:
-            return list(self._turns.values())
+            return self._part.executables
 
     @property
     def specialisations(self) -> int:
         """The number of programs compiled for new shapes, inside iterations too."""
-        inside = sum(e.specialisations for e in self.stages)
-        return self.compiled + self._gone + inside
+        with self._lock:
+            return self._part.specialisations
 
 
 def _constants(loop: Value) -> dict[int, Value]:

@@ -8,7 +8,6 @@ executable counts these compilations. The host runs loops that no program can ho
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,19 +16,23 @@ import numpy as np
 
 from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.select import CpuTarget
-from monograph.errors import ExecutionError
+from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, DType, Graph, Input, Item, TensorType, Type, Value
 from monograph.ir.dtype import COMPLEX
-from monograph.program.dynamic.stages import remainder
+from monograph.ir.size_expressions import Symbol
+from monograph.ir.sizes import SizeScope
+from monograph.program.dynamic.remainders import remainder
 from monograph.program.launch_regions import stops
 from monograph.program.legalise.lower_complex import real_of
 from monograph.program.lowering import Lowered, LoweringTarget, lower
 from monograph.program.program import Program, Step
 from monograph.runtime.cache.object_cache import DiskCache
 from monograph.runtime.counts import Counts, RunCounters, why_staged
+from monograph.runtime.cpu.any_shape import AnyShape, compile_open_program
 from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dynamic.host_loop import HostLoop
+from monograph.runtime.dynamic.open_part import Numbers, OpenCode, OpenPart, Sizes, formal
 from monograph.runtime.executable import (
     Executable,
     Feeds,
@@ -122,6 +125,28 @@ class Compiler:
         """Return False: only a GPU captures."""
         return False
 
+    @property
+    def opens(self) -> bool:
+        """True if programs are compiled with open sizes."""
+        return True
+
+    def open_program(self, program: Program, scope: SizeScope, shapes: Numbers) -> AnyShape:
+        """Compile a program with open sizes, which are found from these numbers."""
+        made = compile_open_program(
+            program,
+            scope,
+            shapes,
+            self.features,
+            self.threads,
+            self.cache,
+            self.winograd,
+            self.progress,
+            self.checked,
+        )
+        if self.tally is not None:
+            made.counts = self.tally.of(made)
+        return made
+
 
 class Compiling(Protocol):
     """A compiler of stages for one target."""
@@ -152,39 +177,105 @@ class Compiling(Protocol):
     def executable(self, program: Program) -> Executable:
         """Compile a program."""
 
+    @property
+    def opens(self) -> bool:
+        """True if programs are compiled with open sizes; else for each set of sizes."""
+
+    def open_program(self, program: Program, scope: SizeScope, shapes: Numbers) -> OpenCode:
+        """Compile a program with open sizes, which are found from these numbers."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Compiles the later parts of a program."""
+
+    compiler: Compiling
+
+    def exact(self, graph: Graph) -> Executable:
+        made = compile_stages(self.compiler.optimise(graph), self.compiler)
+        if isinstance(made, StagedExecutable):
+            made.is_rest = True
+        return made
+
+    def open_code(self, graph: Graph, scope: SizeScope, shapes: Numbers) -> OpenCode | None:
+        if not self.compiler.opens:
+            return None
+        return compile_open(self.compiler.optimise(graph), self.compiler, scope, shapes, rest=True)
+
+
+class Stages:
+    """The parts of a program behind the first; executables of several sizes share them."""
+
+    def __init__(self, lowered: Lowered, compiler: Compiling) -> None:
+        assert lowered.split is not None
+        self.parts = parts = lowered.split
+        self.states = lowered.states
+        self.stops = stops(parts)
+        self.compiler = compiler
+        self.needed = parts.needed
+        decisive = set(parts.decisive)
+        self.plain = [v not in decisive for v in self.needed]
+        self.names = [f"~{i}" for i in range(len(self.needed))]
+        every = zip(self.names, self.needed, self.plain, strict=True)
+        self.rest = OpenPart(
+            [formal(name, v, not plain) for name, v, plain in every],
+            [not p for p in self.plain],
+            lambda given, change: remainder(
+                parts, dict(zip(self.needed, given, strict=True)), change
+            ),
+            _Parts(compiler),
+            compiler.kept,
+        )
+        self.loops = {loop: HostLoop(loop, _Parts(compiler)) for loop in parts.host_loops}
+        waits = set(parts.waiting)
+        self.later = [n for n, v in parts.whole.outputs if v in waits]
+        self.lock = ForkLock()
+
+
+class OpenStages:
+    """A program in parts with open sizes: code for the first part, and what the others share."""
+
+    def __init__(self, lowered: Lowered, code: OpenCode, compiler: Compiling, rest: bool) -> None:
+        self._stages = Stages(lowered, compiler)
+        self._code = code
+        self._is_rest = rest
+
+    def bind(self, given: Numbers) -> dict[Symbol, int] | None:
+        """Return the values of the open sizes; None if the guards do not hold."""
+        return self._code.bind(given)
+
+    def executable(self, values: Mapping[Symbol, int]) -> StagedExecutable:
+        """Return what runs at these sizes."""
+        made = StagedExecutable(self._stages, self._code.executable(values), values)
+        made.is_rest = self._is_rest
+        return made
+
 
 class StagedExecutable(Executable):
     """A first program, and programs compiled for the sizes that its results decide."""
 
     runs: int = 0
 
-    def __init__(self, lowered: Lowered, compiler: Compiling) -> None:
-        assert lowered.split is not None
-        self.parts = parts = lowered.split
-        self._stops = stops(parts)
+    def __init__(self, stages: Stages, first: Executable, sizes: Sizes) -> None:
+        """sizes: the open sizes of the program, which later parts may read."""
+        self.parts = stages.parts
+        self._shared = stages
+        self._stops = stages.stops
         self._why = why_staged(self)
-        self.first = compiler.executable(lowered.program)
-        self._states = lowered.states
+        self.first = first
+        self._sizes = sizes
+        self._states = stages.states
         self.counts = Counts()
-        if compiler.tally is not None:
-            self.counts = compiler.tally.of(self)
+        tally = stages.compiler.tally
+        if tally is not None:
+            self.counts = tally.of(self)
             if self._stops:
-                compiler.tally.say(self._why, logging.INFO)
+                tally.say(self._why, logging.INFO)
         self.is_rest = False
         """True for the rest of another staged executable."""
-        self.specialised = 0
-        """The number of compilations of later stages."""
-        self._compiler = compiler
-        self._rest: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
-        self._lock = ForkLock()
-        self._needed = parts.needed
-        self._decisive = set(parts.decisive)
-        self._loops = {
-            loop: HostLoop(loop, lambda g: compile_stages(compiler.optimise(g), compiler))
-            for loop in parts.host_loops
-        }
-        waits = set(parts.waiting)
-        self._later = [n for n, v in parts.whole.outputs if v in waits]
+        self._compiler = stages.compiler
+        self._lock = stages.lock
+        self._loops = stages.loops
 
     def __repr__(self) -> str:
         return f"StagedExecutable(first={self.first!r}, specialisations={self.specialisations})"
@@ -207,7 +298,7 @@ class StagedExecutable(Executable):
         made = self.first.run(feeds)
         data = {v: source.read(made) for v, source in self.parts.sources.items()}
         for loop, turned in self._loops.items():
-            found = turned.run([self._read(v, data, feeds) for v in loop.inputs])
+            found = turned.run([self._read(v, data, feeds) for v in loop.inputs], self._sizes)
             items = ((v, v.op) for v in self.parts.host_loops[loop])
             data |= {v: found[op.index] for v, op in items if isinstance(op, Item)}
         later: dict[str, Any] = {}
@@ -234,30 +325,13 @@ class StagedExecutable(Executable):
         return value.op.reference()
 
     def _go_on(self, data: Mapping[Value, Any], feeds: Feeds) -> dict[str, Any]:
-        given = {v: self._read(v, data, feeds) for v in self._needed}
-        key = tuple(self._key(v, x) for v, x in given.items())
+        shared = self._shared
+        given = [self._read(v, data, feeds) for v in shared.needed]
         with self._lock:
-            executable = self._rest.get(key)
-            if executable is None:
-                graph, _ = remainder(self.parts, given)
-                executable = compile_stages(self._compiler.optimise(graph), self._compiler)
-                if isinstance(executable, StagedExecutable):
-                    executable.is_rest = True
-                self._rest[key] = executable
-                self.specialised += 1
-            self._rest.move_to_end(key)
-            while len(self._rest) > self._compiler.kept:
-                self._rest.popitem(last=False)
-        plain = (x for v, x in given.items() if v not in self._decisive)
-        made = executable.run({f"~{i}": x for i, x in enumerate(plain)})
-        return dict(zip(self._later, made, strict=True))
-
-    def _key(self, value: Value, data: Any) -> tuple[Any, ...]:
-        """Return the part of a value that decides the shapes of later stages."""
-        if not isinstance(value.type, TensorType):
-            return (str(value.type),)
-        data, decides = np.asarray(data), value in self._decisive
-        return (data.shape, data.dtype.str, data.tobytes() if decides else b"")
+            executable = shared.rest.find(given, self._sizes)
+        every = zip(shared.names, given, shared.plain, strict=True)
+        made = executable.run({name: x for name, x, plain in every if plain})
+        return dict(zip(shared.later, made, strict=True))
 
     @property
     def stops(self) -> Sequence[str]:
@@ -267,7 +341,7 @@ class StagedExecutable(Executable):
     @property
     def stages(self) -> list[Executable]:
         with self._lock:
-            return [self.first, *self._turns, *self._rest.values()]
+            return [self.first, *self._turns, *self._shared.rest.executables]
 
     @property
     def _turns(self) -> list[Executable]:
@@ -299,7 +373,7 @@ class StagedExecutable(Executable):
     @property
     def _after(self) -> list[Executable]:
         with self._lock:
-            return list(self._rest.values())
+            return self._shared.rest.executables
 
     @property
     def flops(self) -> float:
@@ -361,14 +435,33 @@ class StagedExecutable(Executable):
     def specialisations(self) -> int:
         """The number of compilations for shapes that depend on data."""
         turns = sum(t.specialisations for t in self._loops.values())
-        others = (self.first, *self._after)
-        return self.specialised + turns + sum(e.specialisations for e in others)
+        with self._lock:
+            return self.first.specialisations + turns + self._shared.rest.specialisations
 
 
 def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
     """Compile a graph as far as its shapes are known; the rest follows when data tell them."""
     compiler.progress("generate", 0, 1)
     lowered = lower(graph, compiler.rules)
-    staged = lowered.split is not None
-    made = StagedExecutable(lowered, compiler) if staged else compiler.executable(lowered.program)
+    made = compiler.executable(lowered.program)
+    if lowered.split is not None:
+        made = StagedExecutable(Stages(lowered, compiler), made, {})
     return ComplexExecutable(graph, made) if lowered.in_pairs else made
+
+
+def compile_open(
+    graph: Graph, compiler: Compiling, scope: SizeScope, shapes: Numbers, rest: bool = False
+) -> OpenCode:
+    """Compile an optimised graph with open sizes, which are found from these numbers.
+
+    rest: the graph is a later part of a program. Raises UnsupportedError for a graph whose first
+    part is no single native function.
+    """
+    lowered = lower(graph, compiler.rules)
+    if lowered.states or lowered.in_pairs:
+        raise UnsupportedError(
+            "open sizes go with native functions that keep nothing between runs",
+            given="random ops" if lowered.states else "complex numbers",
+        )
+    code = compiler.open_program(lowered.program, scope, shapes)
+    return code if lowered.split is None else OpenStages(lowered, code, compiler, rest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,6 +25,7 @@ from monograph.program.work import program_work
 from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.store import gpu_options
 from monograph.runtime.counts import OFF, RunCounters
+from monograph.runtime.dynamic.open_part import Numbers, OpenCode
 from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port
 from monograph.runtime.forking import import_whole
@@ -46,7 +46,6 @@ from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, en
 from monograph.runtime.gpu.capture.capture_policy import Eager
 from monograph.runtime.gpu.capture.control import count_kernels, nest_of
 from monograph.runtime.gpu.capture.replay import Replay
-from monograph.runtime.gpu.capture.sized_graphs import SizedGraphs
 from monograph.runtime.gpu.driver.device_discovery import (
     architecture,
     names_architecture,
@@ -156,6 +155,14 @@ class _GpuTarget(Target):
     def executable(self, program: Program) -> Executable:
         """Compile a program."""
 
+    @property
+    def opens(self) -> bool:
+        """Return False: kernels have their sizes as literals."""
+        return False
+
+    def open_program(self, program: Program, scope: SizeScope, shapes: Numbers) -> OpenCode:
+        raise UnsupportedError("a GPU has no code for open sizes")
+
     def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:
         return gpu_options(self.config, dims, donate)
 
@@ -253,11 +260,7 @@ class GpuBackend(_GpuTarget):
             )
             self._keep(module)
             self.requested.update(requests_of(module))
-            sized = None
-            if self.graphs is not None and self.graphs.builds and self.graphs.resizes:
-                sized = SizedGraphs(self.graphs)
-            wrap = partial(self._captured, sized=sized)
-            return AnyShapeGpu(module, scope, self.device, self.constants, wrap)
+            return AnyShapeGpu(module, scope, self.device, self.constants, self._captured)
 
     def _keep(self, module: GpuModule) -> None:
         """Keep the chosen kernels for the next process, without the other candidates."""
@@ -275,7 +278,7 @@ class GpuBackend(_GpuTarget):
         with told_of_failure():
             return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
 
-    def _captured(self, executable: GpuProgram, sized: SizedGraphs | None = None) -> Executable:
+    def _captured(self, executable: GpuProgram) -> Executable:
         mode, tally = self.config.capture, self.tally or RunCounters()
         if mode == OFF:
             return executable
@@ -287,8 +290,7 @@ class GpuBackend(_GpuTarget):
             mode,
             tally=tally,
             measured=self.measured,
-            streams=None if sized is not None else self.streams,
-            sized=sized,
+            streams=self.streams,
             locks=self.config.pin_inputs,
         )
 

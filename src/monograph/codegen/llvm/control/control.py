@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-import numpy as np
-
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.control.subprograms import (
     Control,
     InlinedProgram,
     StridedRef,
+    clear,
     dense,
     find_generator,
     find_program,
+    open_number,
     tensor_type,
     within,
 )
@@ -31,11 +31,10 @@ from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
     LlvmFault,
-    LlvmPacked,
     kernel_for,
     report,
 )
-from monograph.ir import Array, DType, Graph, TensorType, Value, known
+from monograph.ir import DType, Graph, TensorType, Value, known
 from monograph.ops.control import Fail, If, Loop, Scan
 from monograph.ops.deferred import Require
 from monograph.ops.scalar import Scalar
@@ -150,7 +149,7 @@ class _Iterated(Control):
                 place = self.stored(self.results[i])
             else:
                 place = self.place(f"old {i}")
-                self.copy(self.stored(value), place)
+                self.fill(value, place)
             old.append(place.pointer)
             following = place if i in self.written_over else self.place(f"new {i}")
             new.append(following.pointer)
@@ -188,18 +187,15 @@ class _Loop(_Iterated):
         self.collected = list(map(tensor_type, op.body.output_types[1 + op.carried :]))
         for i, t in enumerate(self.collected):
             self.room(f"collected {i}", t)
-        # Zeros for the unused room after the loop has ended.
-        self.zeros = [self.context.argument(LlvmPacked(_zeros(t))) for t in self.collected]
 
     def emit(self) -> None:
         b = self.b
         captures = self.dense_operands(self.captures)
         old, new = self.initial()
         self.wait()
-        trips, go = self.stored(self.trips), self.stored(self.condition)
-        limit = b.load("i64", b.offset(trips.pointer, trips.offset * 8), 8)
+        go = self.stored(self.condition)
         started = self.flag(go.pointer, go.offset)
-        count = len(old)
+        count, limit = len(old), self.limit()
 
         def continues(i: Reg, goes: Reg, *_: Reg) -> Reg:
             less = b.compare("slt", i, limit)
@@ -216,6 +212,13 @@ class _Loop(_Iterated):
         self.finish(held[:count])
         self._end(i)
 
+    def limit(self) -> Reg:
+        """Return the trip count."""
+        if (size := open_number(self.trips)) is not None:
+            return self.b.i64(size)
+        trips = self.stored(self.trips)
+        return self.b.load("i64", self.b.offset(trips.pointer, trips.offset * 8), 8)
+
     def _end(self, count: Reg) -> None:
         """Store the number of iterations, and clear the unused room."""
         last = self.carried + len(self.collected)
@@ -227,14 +230,18 @@ class _Loop(_Iterated):
             if self.carried + k not in self.results:
                 continue
             most = self.results[self.carried + k].tensor.static[0]
-            zeros = dense(self.b.arguments[f"p{self.zeros[k]}"], type_)
-            self.b.loop(count, most, 1, partial(self._collect, k, zeros))
+            self.b.loop(count, most, 1, partial(self._clear, k, type_))
 
     def _collect(self, k: int, element: StridedRef, i: Int, _: list[Reg]) -> None:
         """Store a result of an iteration into its slice of the collected result."""
         if self.carried + k in self.results:
             target = within(self.b, self.stored(self.results[self.carried + k]), 0, i)
             self.copy(element, replace(target, type=element.type))
+
+    def _clear(self, k: int, type_: TensorType, i: Int, _: list[Reg]) -> None:
+        """Store zeros into a slice of the collected result."""
+        target = within(self.b, self.stored(self.results[self.carried + k]), 0, i)
+        clear(self.context, self.b, replace(target, type=type_))
 
     def _iteration(
         self, i: Reg, goes: Reg, old: list[Reg], new: list[Reg], captures: list[Reg]
@@ -320,10 +327,6 @@ class _Scan(_Iterated):
             self.copy(element, replace(slice_, type=element.type))
 
 
-def _zeros(type_: TensorType) -> Array:
-    return np.zeros(type_.static, type_.dtype.numpy)
-
-
 @kernel_for(Fail)
 def failing(context: KernelContext) -> Kernel:
     """Report that the branch was taken; return zeros for its results."""
@@ -363,6 +366,8 @@ def _compare(elements: LlvmElements, expected: Value, given: Value, fault: int) 
     how = "sext" if given.dtype.is_signed else "zext"
 
     def element(value: Value, i: Int) -> Reg:
+        if (size := open_number(value)) is not None:
+            return b.i64(size)
         place = elements.storage[value]
         at = b.add(place.offset, b.mul(i, place.strides[0] if place.strides else 0))
         pointer = b.offset(elements.pointers[value], b.mul(at, value.dtype.itemsize))

@@ -24,19 +24,24 @@ from monograph.codegen.llvm.module.kernel import (
     LlvmFault,
     LlvmPacked,
     LlvmScratch,
+    SizeTable,
     Sync,
     pointers,
     synchronise,
 )
 from monograph.codegen.llvm.module.memory import zero_halo
 from monograph.ir import Graph, Input, Item, TensorType, Value, known
+from monograph.ir.sizes import is_open
 from monograph.program.dynamic.bounded import graphs_of
-from monograph.program.fusion.region import counters, merge
+from monograph.program.fusion.region import Indices, counters, merge
 from monograph.program.index import flatten, strides_of
 from monograph.program.lowering import lower_body
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Storage
 from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, plan
 from monograph.program.program import Program, Step, lifetimes
+
+SIZES = Reg("%sizes", "ptr")
+"""The table of open sizes, in a kernel that reads some or passes it on."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class InlinedProgram:
             for kernel in (*self._halos(step), own)
         ]
         self.memory = self._plan()
-        self.scratch = context.argument(LlvmScratch(max(self.memory.size, 64)))
+        self.scratch = context.argument(LlvmScratch(at_least(self.memory.size, 64)))
 
     def _halos(self, step: Step) -> list[Kernel]:
         """Return kernels that clear the halos of a step's results."""
@@ -158,6 +163,8 @@ class InlinedProgram:
                 for position in range(len(kernel.arguments))
             ]
             listed = "".join(f"ptr {p}, " for p in pointers)
+            ends = [n for e in kernel.extents for n in (e.low, e.high)]
+            b.spans |= {str(n): n for n in ends if is_open(n)}
             spans = " ".join(f"{e.low}:{e.high}" for e in kernel.extents)
             call = f"call void @{self.functions.add(kernel)}({listed}i64 %tid)"
             b.line(f"{call} {SPANS_MARK}{spans}" if b.checked else call)
@@ -177,6 +184,9 @@ class InlinedProgram:
         base = b.arguments[f"p{self.scratch}"]
         if isinstance(argument, Sync):
             return b.arguments[f"p{self.sync}"]
+        if isinstance(argument, SizeTable):
+            b.passes_sizes = True
+            return SIZES
         if isinstance(argument, LlvmScratch):
             return b.offset(base, self.memory.offsets[self.scratches[step.index, position]])
         assert isinstance(argument, Value)
@@ -197,20 +207,41 @@ def copy(context: KernelContext, b: Builder, source: StridedRef, target: Strided
     if 0 in shape:
         return
     values = [Input(name, source.type)() for name in ("source", "target")]
-    places = zip(values, (source, target), strict=True)
-    storage = {v: Storage(p.span, p.offset, p.strides) for v, p in places}
-    pointers = dict(zip(values, (source.pointer, target.pointer), strict=True))
-    elements = LlvmElements(
-        b, LlvmScalars(b, context.features), storage, pointers, frozenset(values)
-    )
-    plain = counters(shape)
-    at = merge(shape, plain, [flatten(plain, storage[v].strides) for v in values])
+    elements, at = _strided(context, b, dict(zip(values, (source, target), strict=True)))
 
     def body(point: Point) -> None:
         elements.store(values[1], at, elements.load(values[0], at, point), point)
 
     lanes = context.features.lanes(max(source.type.dtype.bits, 32))
     LoopNest(b, at, context.threads).run(body, lanes)
+
+
+def clear(context: KernelContext, b: Builder, target: StridedRef) -> None:
+    """Store zeros, divided among the threads."""
+    if 0 in target.type.static:
+        return
+    value, dtype = Input("target", target.type)(), target.type.dtype
+    elements, at = _strided(context, b, {value: target})
+
+    def body(point: Point) -> None:
+        zero = elements.scalars.constant(0, dtype)
+        elements.store(value, at, elements.scalars.splat(zero, point.lanes), point)
+
+    LoopNest(b, at, context.threads).run(body, context.features.lanes(max(dtype.bits, 32)))
+
+
+def _strided(
+    context: KernelContext, b: Builder, places: Mapping[Value, StridedRef]
+) -> tuple[LlvmElements, Indices]:
+    """Return access to the elements of places of one shape, and counters over them."""
+    (shape, *_) = (p.type.static for p in places.values())
+    storage = {v: Storage(p.span, p.offset, p.strides) for v, p in places.items()}
+    pointers = {v: p.pointer for v, p in places.items()}
+    elements = LlvmElements(
+        b, LlvmScalars(b, context.features), storage, pointers, frozenset(places)
+    )
+    plain = counters(shape)
+    return elements, merge(shape, plain, [flatten(plain, s.strides) for s in storage.values()])
 
 
 _PROGRAMS: WeakKeyDictionary[Graph, Program | None] = WeakKeyDictionary()
@@ -276,7 +307,7 @@ class Control:
 
     def room(self, name: str, type_: TensorType) -> None:
         """Reserve memory for elements of a type, by name."""
-        self.rooms[name] = (self.context.argument(LlvmScratch(max(type_.nbytes, 64))), type_)
+        self.rooms[name] = (self.context.argument(LlvmScratch(at_least(type_.nbytes, 64))), type_)
 
     def place(self, name: str) -> StridedRef:
         position, type_ = self.rooms[name]
@@ -329,11 +360,34 @@ class Control:
         found = []
         for i, value in enumerate(operands):
             place = self.stored(value)
-            if not place.dense:
-                self.copy(place, self.place(f"operand {i}"))
+            if not place.dense or open_number(value) is not None:
                 place = self.place(f"operand {i}")
+                self.fill(value, place)
             found.append(place.pointer)
         return found
+
+    def fill(self, value: Value, target: StridedRef) -> None:
+        """Copy an operand."""
+        size = open_number(value)
+        if size is None:
+            self.copy(self.stored(value), target)
+        else:
+            self.b.on_thread(0, lambda: self.b.store(Reg(str(size), "i64"), target.pointer, 8))
+
+
+def at_least(nbytes: int, least: int) -> int:
+    """Return a number of bytes, or more where it is below the least."""
+    return nbytes + least if is_open(nbytes) else max(nbytes, least)
+
+
+def open_number(value: Value) -> int | None:
+    """Return the open size that a constant is; None for any other value.
+
+    Its memory does not hold it: code reads it from the table of sizes.
+    """
+    data = known(value)
+    number = data.reshape(-1)[0] if data is not None and data.size == 1 else None
+    return number if is_open(number) else None
 
 
 def within(b: Builder, place: StridedRef, axis: int, t: Int) -> StridedRef:

@@ -66,6 +66,10 @@ class Builder:
         self.returns = returns
         self.arguments = {n: Reg(f"%{n}", t.split(" ")[0]) for n, t in arguments}
         self.signature = ", ".join(f"{t} %{n}" for n, t in arguments)
+        self.spans: dict[str, int] = {}
+        """Open sizes by their texts, for spans of calls."""
+        self.passes_sizes = False
+        """True if the function passes the table of open sizes on."""
         self.lines: list[str] = []
         self.declarations: set[str] = set()
         self.block = "entry"
@@ -83,7 +87,7 @@ class Builder:
         return f"{head} {{\nentry:\n{body}\n}}\n"
 
     def load_sizes(self, table: Reg) -> bool:
-        """Load the open sizes that the function uses at its start; return False if it uses none."""
+        """Load the open sizes that the function uses at its start; return False without any."""
         used = {int(n) for line in self.lines for n in _SIZE.findall(line)}
         loads = []
         for n in sorted(used):
@@ -93,7 +97,7 @@ class Builder:
                 f"  %size.{n} = load i64, ptr %size.at.{n}, align 8",
             ]
         self.lines[:0] = loads
-        return bool(used)
+        return bool(used) or self.passes_sizes
 
     # Lines and registers
 

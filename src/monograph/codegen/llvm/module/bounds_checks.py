@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from monograph.errors import InternalError
 from monograph.ir.sizes import is_open, proven
@@ -111,8 +112,15 @@ class _Group:
 class Instrumented:
     """The lines of one function, with a check before every access."""
 
-    def __init__(self, lines: Sequence[str], extents: Mapping[str, Extent]) -> None:
+    def __init__(
+        self,
+        lines: Sequence[str],
+        extents: Mapping[str, Extent],
+        sizes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """sizes: the open sizes that spans name, by their texts."""
         self.lines = list(lines)
+        self.sizes = sizes
         self.extents = dict(extents)
         self.numbers = {base: k for k, base in enumerate(extents, 1)}
         self.pointers: dict[str, _Pointer] = {}
@@ -224,13 +232,17 @@ class Instrumented:
             return [_counted(k, p, found[3]) for p in (found[1], found[2])]
         if found := _CALL.search(line):
             pointers = re.findall(r"ptr (%[^\s,)]+)", found[1])
-            spans = [tuple(map(int, s.split(":"))) for s in found[2].split()]
+            spans = [tuple(map(self._number, s.split(":"))) for s in found[2].split()]
             given = [p for p in pointers if p != f"%{GUARD}"]
             pairs = zip(given, spans, strict=True)
             return [_Access(k, p, high, low, whole=True) for p, (low, high) in pairs]
         if line.startswith(_HARMLESS):
             return []
         raise InternalError("an instruction uses a pointer without a check", given=line)
+
+    def _number(self, text: str) -> int:
+        found = self.sizes.get(text)
+        return int(text) if found is None else found
 
     # Checks
 

@@ -168,7 +168,7 @@ def finished(b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent
         b.signature = b.signature.replace("i64 %tid", f"ptr %{GUARD}, i64 %tid")
     if b.checked:
         names = [*(f"%p{i}" for i in range(len(arguments))), f"%{GUARD}"]
-        b.lines = Instrumented(b.lines, dict(zip(names, extents, strict=True))).text()
+        b.lines = Instrumented(b.lines, dict(zip(names, extents, strict=True)), b.spans).text()
     if b.load_sizes(Reg("%sizes", "ptr")):
         given.append(SizeTable())
         b.signature = b.signature.replace("i64 %tid", "ptr %sizes, i64 %tid")

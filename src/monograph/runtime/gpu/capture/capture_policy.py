@@ -65,8 +65,7 @@ class CapturePolicy:
             self._failed(error)
             return None
         self._failures = 0
-        self.counts.captures += recorded.captured
-        self.counts.resizes += not recorded.captured
+        self.counts.captures += 1
         return recorded
 
     def _failed(self, error: Exception) -> None:

@@ -69,8 +69,6 @@ class CudaRecord:
             self.words[arguments + position] = size
         self.params = ctypes.addressof(self._pointers)
         self.grid = grid
-        self.empty = 0 in grid
-        """True if it has nothing to do."""
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
@@ -92,7 +90,7 @@ class CudaRecord:
         self.words[position] = memory.data_ptr() + offset
 
     def launch(self, stream: int) -> None:
-        if self.empty:
+        if 0 in self.grid:
             return
         if stream != self._stream:
             self.config.hStream = cu.CUstream(stream)

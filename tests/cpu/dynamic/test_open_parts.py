@@ -1,0 +1,236 @@
+"""Loops and parts of programs whose sizes data decide: compiled once, right for every size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import monograph
+
+HEAD = '<ir_version: 9, opset_import: ["": 20]>'
+Feeds = Mapping[str, Any]
+
+
+def check(text: str, cases: list[Feeds], compilations: int | None) -> monograph.Session:
+    """Run a model on feeds in checked mode, and compare with the reference.
+
+    compilations: the programs for sizes that data decide, after all runs; None for any number.
+    """
+    model = onnx.parser.parse_model(HEAD + text)
+    session = monograph.load(model, target="cpu", threads=2, cache_bytes=0, checked=True)
+    reference = monograph.load(model, target="reference")
+    for feeds in (*cases, *reversed(cases)):
+        for found, wanted in zip(session.run(feeds), reference.run(feeds), strict=True):
+            assert found.dtype == wanted.dtype
+            assert found.shape == wanted.shape, feeds
+            if found.dtype == object:
+                assert found.tolist() == wanted.tolist()
+            else:
+                np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    assert compilations in (None, session.stats["specialisations"])
+    return session
+
+
+def floats(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def some(count: int, of: int = 8) -> Any:
+    """A mask with some elements set."""
+    return np.arange(of) * 3 % of < count
+
+
+def test_state_grows_in_each_turn_and_turns_are_collected() -> None:
+    text = """
+    g (int64 n, float[2, 3] x) => (float[k, 3] y, float[n, 3] sums) {
+        yes = Constant<value = bool {1}>()
+        y, sums = Loop(n, yes, x) <body = b (int64 i, bool c, float[p, 3] s)
+            => (bool c1, float[q, 3] s1, float[3] t) {
+            c1 = Identity(c)
+            axes = Constant<value = int64[1] {0}>()
+            t = ReduceMean<keepdims = 0>(s, axes)
+            u = Unsqueeze(t, axes)
+            s1 = Concat<axis = 0>(s, u)
+        }>
+    }"""
+    cases = [{"n": np.array(n), "x": floats(2, 3)} for n in (900, 0, 1, 2, 901)]
+    check(text, cases, 1)
+
+
+@pytest.mark.parametrize("element", ["float16", "int64", "bool", "string"])
+def test_states_of_every_type_grow_at_rates_of_their_own(element: str) -> None:
+    """One starts empty: its sizes 0 and 1 have code of their own."""
+    text = """
+    g (int64 n, T[1] x, T[0] e) => (T[k] y, T[m] z) {
+        yes = Constant<value = bool {1}>()
+        y, z = Loop(n, yes, x, e) <body = b (int64 i, bool c, T[p] s, T[q] r)
+            => (bool c1, T[p1] s1, T[q1] r1) {
+            c1 = Identity(c)
+            s1 = Concat<axis = 0>(s, s)
+            r1 = Concat<axis = 0>(r, x)
+        }>
+    }""".replace("T[", f"{element}[")
+    kind = {"float16": np.float16, "int64": np.int64, "bool": bool, "string": object}[element]
+    one = np.array([3.5 if element == "float16" else 1], kind)
+    one = np.array(["é"], object) if element == "string" else one
+    cases = [{"n": np.array(n), "x": one, "e": np.empty(0, kind)} for n in (6, 3, 0, 9)]
+    check(text, cases, None if element == "string" else 3)  # text is work of the host
+
+
+def test_a_loop_ends_early_and_its_result_flows_on() -> None:
+    text = """
+    g (float[1] x, float limit) => (float[k] y, float[j, j] z) {
+        yes = Constant<value = bool {1}>()
+        y = Loop(, yes, x) <body = b (int64 i, bool c, float[p] s) => (bool c1, float[q] s1) {
+            axes = Constant<value = int64[1] {0}>()
+            t = ReduceSum<keepdims = 0>(s, axes)
+            c1 = Less(t, limit)
+            s1 = Concat<axis = 0>(s, x)
+        }>
+        a = Constant<value = int64[1] {0}>()
+        column = Unsqueeze(y, a)
+        row = Transpose(column)
+        z = Mul(row, column)
+    }"""
+    cases = [{"x": np.ones(1, np.float32), "limit": np.float32(n)} for n in (7, 1, 40, 0, 7)]
+    check(text, cases, 3)  # a state of one element, of more, and what follows
+
+
+def test_sizes_that_data_find_flow_through_a_loop() -> None:
+    """The rows of a mask are gathered, captured by a loop, and read backwards from its state."""
+    text = """
+    g (bool[8] m, float[8, 3] x, int64 n) => (float[k, 3] y, float[j, 3] last) {
+        p = NonZero(m)
+        a = Constant<value = int64[1] {0}>()
+        at = Squeeze(p, a)
+        rows = Gather<axis = 0>(x, at)
+        yes = Constant<value = bool {1}>()
+        y = Loop(n, yes, rows) <body = b (int64 i, bool c, float[p, 3] s)
+            => (bool c1, float[q, 3] s1) {
+            c1 = Identity(c)
+            t = Add(rows, rows)
+            s1 = Concat<axis = 0>(s, t)
+        }>
+        back = Constant<value = int64[1] {-1}>()
+        least = Constant<value = int64[1] {-9000}>()
+        step = Constant<value = int64[1] {-2}>()
+        last = Slice(y, back, least, a, step)
+    }"""
+    cases = [
+        {"m": some(k), "x": floats(8, 3), "n": np.array(n)}
+        for k, n in ((5, 4), (2, 1), (7, 6), (8, 0), (3, 30))
+    ]
+    check(text, cases, 3)
+    check(text, [{"m": some(k), "x": floats(8, 3), "n": np.array(3)} for k in (0, 1)], None)
+
+
+def test_nested_loops_grow() -> None:
+    text = """
+    g (int64 n, float[2] x) => (float[k] y) {
+        yes = Constant<value = bool {1}>()
+        y = Loop(n, yes, x) <body = outer (int64 i, bool c, float[p] s) => (bool c1, float[q] s2) {
+            c1 = Identity(c)
+            s1 = Loop(i, c, s) <body = inner (int64 j, bool d, float[u] r)
+                => (bool d1, float[v] r1) {
+                d1 = Identity(d)
+                r1 = Concat<axis = 0>(r, x)
+            }>
+            s2 = Neg(s1)
+        }>
+    }"""
+    cases = [{"n": np.array(n), "x": floats(2)} for n in (5, 0, 1, 7)]
+    session = check(text, cases, None)
+    compiled = session.stats["specialisations"]
+    for n in (6, 8, 11):
+        session.run({"n": np.array(n), "x": floats(2)})
+    assert session.stats["specialisations"] == compiled
+
+
+def test_a_branch_in_a_loop_decides_whether_its_state_grows() -> None:
+    text = """
+    g (int64 n, float[3] x, bool[8] m) => (float[k] y) {
+        yes = Constant<value = bool {1}>()
+        y = Loop(n, yes, x) <body = b (int64 i, bool c, float[p] s) => (bool c1, float[q] s1) {
+            c1 = Identity(c)
+            go = Gather<axis = 0>(m, i)
+            s1 = If(go) <
+                then_branch = t () => (float[r] a) { a = Concat<axis = 0>(s, x) },
+                else_branch = e () => (float[o] b) { b = Neg(s) }
+            >
+        }>
+    }"""
+    cases = [{"n": np.array(n), "x": floats(3), "m": some(k)} for n, k in ((8, 4), (3, 8), (8, 0))]
+    check(text, cases, 3)
+
+
+def test_a_sequence_grows_and_is_joined() -> None:
+    text = """
+    g (int64 n, float[2] x) => (float[k] y) {
+        yes = Constant<value = bool {1}>()
+        empty = SequenceEmpty()
+        all = Loop(n, yes, empty) <body = b (int64 i, bool c, seq(float[2]) s)
+            => (bool c1, seq(float[2]) s1) {
+            c1 = Identity(c)
+            f = Cast<to = 1>(i)
+            t = Mul(x, f)
+            s1 = SequenceInsert(s, t)
+        }>
+        joined = ConcatFromSequence<axis = 0>(all)
+        y = Exp(joined)
+    }"""
+    check(text, [{"n": np.array(n), "x": floats(2) / 4} for n in (3, 1, 6, 9)], None)
+
+
+def test_a_trip_count_that_data_decide_is_a_native_loop() -> None:
+    """The collected rows are as many as the turns; nothing is compiled for another count."""
+    text = """
+    g (bool[8] m, float[2, 3] x) => (float[2, 3] y, float[k, 2, 3] all) {
+        axes = Constant<value = int64[1] {0}>()
+        ones = Cast<to = 7>(m)
+        n = ReduceSum<keepdims = 0>(ones, axes)
+        yes = Constant<value = bool {1}>()
+        y, all = Loop(n, yes, x) <body = b (int64 i, bool c, float[2, 3] s)
+            => (bool c1, float[2, 3] s1, float[2, 3] t) {
+            c1 = Identity(c)
+            f = Cast<to = 1>(i)
+            t = Mul(x, f)
+            s1 = Add(s, t)
+        }>
+    }"""
+    cases = [{"m": some(k), "x": floats(2, 3)} for k in (4, 7, 2, 8)]
+    session = check(text, cases, 1)
+    assert session.stats["launches_per_run"] == 2
+    check(text, [{"m": some(k), "x": floats(2, 3)} for k in (0, 1, 5)], 3)
+
+
+@pytest.mark.parametrize(
+    ("starts", "stops", "step", "compilations"),
+    [
+        ([2, 3, 5, 7], [6, 4, 9, 9000], 1, 3),
+        ([-3, -5, 2, 0], [9, -1, 5, 1], 1, 4),
+        ([8, 7, 5, -1], [2, 3, 2, -9000], -2, 2),
+    ],
+)
+def test_computed_bounds_of_slices(
+    starts: list[int], stops: list[int], step: int, compilations: int
+) -> None:
+    """Bounds that are negative, or beyond the end, have code of their own."""
+    text = f"""
+    g (float[9, 2] x, int64[1] a, int64[1] b) => (float[k, 2] y, float[1, 2] z) {{
+        zero = Constant<value = int64[1] {{0}}>()
+        one = Constant<value = int64[1] {{1}}>()
+        step = Constant<value = int64[1] {{{step}}}>()
+        start = Mul(a, one)
+        part = Slice(x, start, b, zero, step)
+        y = Exp(part)
+        z = ReduceSum(part, zero)
+    }}"""
+    cases = [
+        {"x": floats(9, 2), "a": np.array([a]), "b": np.array([b])}
+        for a, b in zip(starts, stops, strict=True)
+    ]
+    check(text, cases, compilations)
