@@ -119,11 +119,12 @@ def _tolerance(case: Case) -> float:
 
 def _side(name: str) -> tuple[str, dict[str, Any]]:
     if name.startswith("cpu"):
-        found = re.match(r"cpu \((\w+), (\d+) threads(, checked)?\)", name)
+        found = re.match(r"cpu(-any)? \((\w+), (\d+) threads(, checked)?\)", name)
         if found is None:
             return "cpu", {}
-        options: dict[str, Any] = {"cpu_isa": found[1], "threads": int(found[2])}
-        return "cpu", options | ({"checked": True} if found[3] else {})
+        options: dict[str, Any] = {"cpu_isa": found[2], "threads": int(found[3])}
+        options |= {"specialise": "off"} if found[1] else {}
+        return "cpu", options | ({"checked": True} if found[4] else {})
     return {"interpreter": "gpu:interpreter"}.get(name, name), {}
 
 

@@ -21,7 +21,8 @@ import monograph
 from monograph.errors import MonographError
 from tests.campaign.case import Case, Feeds
 
-SIDES = ("reference", "cpu", "interpreter", "gpu", "onnxruntime")
+SIDES = ("reference", "cpu", "cpu-any", "interpreter", "gpu", "onnxruntime")
+"""On the side "cpu-any" one compilation serves all shapes that its guards allow."""
 THREADS = (1, 2, 4)
 SHOWN = 12
 """Frames of an unforeseen error that are kept."""
@@ -61,13 +62,15 @@ def run_side(side: str, case: Case, turn: int) -> Iterator[tuple[str, list[Outco
     raw = case.model.SerializeToString()
     if side == "onnxruntime":
         yield side, _runs(case, lambda: _runtime(case.model))
-    elif side == "cpu":
+    elif side in ("cpu", "cpu-any"):
         every = machines()
         for features, threads in every[turn % len(every) :][:1]:
+            specialise = "off" if side == "cpu-any" else "now"
             options = {"cpu_isa": features, "threads": threads, "checked": True}
+            options["specialise"] = specialise
             with mock.patch("monograph.runtime.cpu.executable.ALONE_SECONDS", 0.0):
                 yield (
-                    f"cpu ({features}, {threads} threads, checked)",
+                    f"{side} ({features}, {threads} threads, checked)",
                     _runs(case, lambda options=options: _session(raw, "cpu", **options)),
                 )
     else:
