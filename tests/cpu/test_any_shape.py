@@ -167,3 +167,46 @@ def test_shared_models_run_at_any_size(name: str, shapes: list[tuple[int, ...]])
         np.testing.assert_allclose(given, expected, rtol=1e-3, atol=2e-4)
     assert session.stats["variants"] == 1
     assert len(session.stats["guards"][0]) <= 16
+
+
+def test_columns_and_depth_of_products_are_open() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "y"], ["p"]),
+        helper.make_node("Add", ["p", "z"], ["q"]),
+        helper.make_node("Sigmoid", ["q"], ["out"]),
+    ]
+    shapes = {"x": ["B", "M", "K"], "y": ["B", "K", "N"], "z": ["N"]}
+    inputs = [(name, TensorProto.FLOAT, dims) for name, dims in shapes.items()]
+    model = model_of(nodes, inputs, [("out", TensorProto.FLOAT, ["B", "M", "N"])])
+    session = monograph.load(model, specialise="off", threads=2, checked=True)
+    draw = np.random.default_rng(SEED)
+    for m, k, n in [(13, 17, 19), (2, 2, 2), (24, 31, 33), (7, 64, 64), (5, 3, 15), (40, 1030, 77)]:
+        sizes = {"B": 3, "M": m, "K": k, "N": n}
+        x, y, z = (
+            draw.normal(size=[sizes[d] for d in dims]).astype(np.float32)
+            for dims in shapes.values()
+        )
+        (given,) = session.run({"x": x, "y": y, "z": z})
+        expected = 1 / (1 + np.exp(-(x.astype(np.float64) @ y + z)))
+        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+    assert session.stats["variants"] == 1
+
+
+def test_vectors_of_open_sizes_are_data_too() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Add", ["s", "n"], ["y"]),
+        helper.make_node("Cast", ["s"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Neg", ["f"], ["z"]),
+    ]
+    outputs = [("s", 7, [3]), ("y", 7, [3]), ("z", TensorProto.FLOAT, [3])]
+    added = numpy_helper.from_array(np.array([1, 2, 3]), "n")
+    inputs = [("x", TensorProto.FLOAT, ["N", "H", "W"])]
+    session = monograph.load(model_of(nodes, inputs, outputs, [added]), specialise="off")
+    for shape in [(2, 3, 4), (5, 6, 7), (3, 9, 11)]:
+        s, y, z = session.run({"x": np.zeros(shape, np.float32)})
+        assert s.tolist() == list(shape)
+        assert y.tolist() == [shape[0] + 1, shape[1] + 2, shape[2] + 3]
+        assert z.tolist() == [-d for d in shape]
+    assert session.stats["variants"] == 1
+    assert session.stats["exact_reason"] == ""

@@ -55,8 +55,9 @@ class OpenRange:
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
+            end = -FAR if (at.step or 1) < 0 else FAR
             inner = sliced_places(
-                slice(at.start, FAR if at.stop is None else at.stop, at.step), self.count
+                slice(at.start, end if at.stop is None else at.stop, at.step), self.count
             )
             first, last = (self.start + n * self.step for n in (inner.start, inner.stop))
             return span(first, last, self.step * inner.step)

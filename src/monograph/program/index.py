@@ -131,7 +131,8 @@ class Index:
     @property
     def only(self) -> Atom | None:
         """Return the atom of an index that is one atom; else None."""
-        if self.constant == 0 and len(self.terms) == 1 and self.terms[0][1] == 1:
+        alone = len(self.terms) == 1 and proven(self.constant, "==", 0)
+        if alone and proven(self.terms[0][1], "==", 1):
             return self.terms[0][0]
         return None
 

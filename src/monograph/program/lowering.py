@@ -26,6 +26,7 @@ from monograph.program.legalise.less_work import split_axes, split_zero_points
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
 from monograph.program.legalise.normalise import normalise, split_reductions
+from monograph.program.legalise.open_constants import split_open_constants
 from monograph.program.memory.buffer_assignment import Halo, Places, place
 from monograph.program.memory.inplace import choose_overwrites, read_before_donated
 from monograph.program.memory.memory_planner import MemoryPlan, plan
@@ -178,6 +179,7 @@ CPU_LOWERING = (
             _LOWER_RANDOM,
             _SPLIT_STAGES,
             _BOUND_SIZES,
+            LoweringStep("split_open_constants", _graph_step(split_open_constants)),
             LoweringStep("split_axes", _graph_step(split_axes)),
             LoweringStep("split_zero_points", _graph_step(split_zero_points)),
         ),

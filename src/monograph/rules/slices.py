@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from monograph.ir import Value, known
 from monograph.ir.sizes import proven
@@ -175,7 +173,7 @@ def _block(sizes: list[int], view: list[int], places: list[Range]) -> tuple[int,
     if any(_cuts(places[i], view[i]) for i in range(cut + 1, len(view))):
         return None
     along = places[cut]
-    if sizes[axis] == view[cut]:
+    if proven(sizes[axis], "==", view[cut]):
         return axis, along
     # Whole rows of the view must be whole rows of the reshaped value.
     row, step = math.prod(view[cut + 1 :]), math.prod(sizes[axis + 1 :])
@@ -220,11 +218,10 @@ def gather_as_slice(x: Value, k: Value, a: int, root: Value) -> Value | Reject:
     if data is None or not is_static(x) or k.tensor.rank > 1 or data.size == 0:
         return Reject("not a vector of indices into static sizes", "a static shape", x.type)
     size = x.tensor.static[a]
-    indices = data.reshape(-1).astype(np.int64)
-    indices = np.where(indices < 0, indices + size, indices)
-    if indices.min() < 0 or indices.max() >= size:
-        return Reject("an index is out of range", size, int(indices.max()))
-    first, steps = int(indices[0]), set(np.diff(indices).tolist())
+    indices = [n + size if n < 0 else n for n in data.reshape(-1).tolist()]
+    if min(indices) < 0 or max(indices) >= size:
+        return Reject("an index is out of range", size, max(indices))
+    first, steps = indices[0], {b - a for a, b in pairwise(indices)}
     if len(steps) > 1 or 0 in steps:
         return Reject("the indices are not evenly spaced", given=sorted(steps))
     step = steps.pop() if steps else 1

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from monograph.ir import TensorType, Value
-from monograph.ir.sizes import proven
+from monograph.ir.sizes import divides, proven
 from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.shape import COPY, Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.rewrite import ANY, Context, Reject, rewrite, variables
@@ -73,10 +73,10 @@ class Arrangement:
             taken: list[Run] = []
             while size > 1:
                 length, stride = left.pop()
-                if size % length == 0:
+                if divides(length, size):
                     taken.append((length, stride))
                     size //= length
-                elif length % size == 0:
+                elif divides(size, length):
                     rest = length // size
                     taken.append((size, stride * rest))
                     left.append((rest, stride))

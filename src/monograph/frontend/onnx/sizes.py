@@ -18,6 +18,7 @@ from monograph.frontend.onnx.fold import fold
 from monograph.frontend.onnx.size_search import known_sizes
 from monograph.ir import UNKNOWN, Array, Dim, TensorType, Value, constant
 from monograph.ir.dtype import i64
+from monograph.ir.sizes import any_open, hint_of
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
 from monograph.ops.deferred import Require, deferred
@@ -58,13 +59,14 @@ def vector(sizes: Sequence[Size]) -> Value:
     """Return sizes as a vector: a constant if all are known."""
     ints = [s for s in sizes if isinstance(s, int)]
     if len(ints) == len(sizes):
-        return constant(np.array([_checked(s) for s in ints], np.int64))
+        made: Array = np.array([_checked(s) for s in ints], object if any_open(ints) else np.int64)
+        return constant(made, i64)
     return fold(sh.Concat(0)(*[sh.Unsqueeze((0,))(scalar(s)) for s in sizes]))
 
 
 def _checked(size: int) -> int:
     """Return a computed size; raise an error if it does not fit 64 bits."""
-    if not -(2**63) <= size < 2**63:
+    if not -(2**63) <= hint_of(size) < 2**63:
         raise InferError("a size does not fit 64 bits", given=size)
     return size
 

@@ -198,7 +198,7 @@ def part_starts(anchor: Value, root: Value, stored: Container[Value]) -> tuple[i
     columns, as many as the root has: `silu(y[:, :n]) * y[:, n:]`.
     """
     shape, width = anchor.tensor.static, root.tensor.static[-1:]
-    if not width or (*shape[:-1], *width) != root.tensor.static:
+    if not width or not same_sizes((*shape[:-1], *width), root.tensor.static):
         return ()
     starts: set[int] = set()
     # The flag: True if the value has all columns, False if it has those of the root.
@@ -219,7 +219,9 @@ def part_starts(anchor: Value, root: Value, stored: Container[Value]) -> tuple[i
                 crossed = True
                 if v.inputs[0] is anchor:
                     continue
-            elif not is_pointwise(v) or v.tensor.static != (shape if wide else root.tensor.static):
+            elif not is_pointwise(v) or not same_sizes(
+                v.tensor.static, shape if wide else root.tensor.static
+            ):
                 return ()
             if (v, crossed) not in seen:
                 seen.add((v, crossed))

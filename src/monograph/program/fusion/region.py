@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from monograph.errors import InferError
 from monograph.ir import Op, Value
-from monograph.ir.sizes import proven
+from monograph.ir.sizes import proven, same_sizes
 from monograph.ops.pad_tile import Tile
 from monograph.ops.quant import Dequantize, Quantize
 from monograph.ops.shape import Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
@@ -248,7 +248,7 @@ def row_nest(
 
 def result_index(operand: Value, result: Value, axes: Sequence[int], at: Indices) -> Indices:
     """Return the index of the result of an element's row, or of the same element."""
-    if result.tensor.static == operand.tensor.static:
+    if same_sizes(result.tensor.static, operand.tensor.static):
         return at
     if len(result.tensor.static) == len(at):
         return tuple(Index() if d in axes else i for d, i in enumerate(at))

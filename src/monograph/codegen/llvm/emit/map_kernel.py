@@ -19,7 +19,7 @@ from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_o
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
 from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
-from monograph.ir.sizes import hint_of, is_open, proven
+from monograph.ir.sizes import divides, hint_of, is_open, proven
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import (
     Element,
@@ -354,7 +354,8 @@ def _parts(index: Index, positions: Sequence[Index], least: int) -> tuple[int, .
         for atom, _ in position.terms:
             if isinstance(atom, Counter) or atom.index != index:
                 continue
-            if least <= atom.by < whole.extent and whole.extent % atom.by == 0:
+            fits = least <= hint_of(atom.by) and proven(atom.by, "<", whole.extent)
+            if fits and divides(atom.by, whole.extent):
                 return whole.extent // atom.by, atom.by
     return (whole.extent,)
 

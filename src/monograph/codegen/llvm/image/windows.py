@@ -18,7 +18,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.module.kernel import KernelContext, LlvmPacked, share
 from monograph.ir import Array, Value
-from monograph.ir.sizes import any_open, proven
+from monograph.ir.sizes import any_open, is_open, proven
 from monograph.ops.shape import Broadcast, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.fusion.op_classes import is_view
@@ -274,6 +274,8 @@ class ChannelBlocks:
 
 def blocks(channels: int, lanes: int, most: int) -> list[ChannelBlocks]:
     """Divide channels into blocks of at most `most` vectors; narrower vectors take the rest."""
+    if is_open(channels):
+        return _open_blocks(channels, lanes, most if lanes > 1 else 1)
     found = []
     start = 0
     most = most if lanes > 1 else 1
@@ -284,6 +286,19 @@ def blocks(channels: int, lanes: int, most: int) -> list[ChannelBlocks]:
             found.append(ChannelBlocks(start, lanes, vectors, count))
             start += lanes * vectors * count
         lanes = lanes if channels - start >= lanes else max(1, lanes // 2)
+    return found
+
+
+def _open_blocks(channels: int, lanes: int, most: int) -> list[ChannelBlocks]:
+    """Divide an open number of channels; the blocks of the rest have counts of 0 or 1."""
+    found = []
+    start, left = 0, channels
+    vectors = most
+    while lanes:
+        count = left // (lanes * vectors)
+        found.append(ChannelBlocks(start, lanes, vectors, count))
+        start, left = start + lanes * vectors * count, left - lanes * vectors * count
+        lanes, vectors = (lanes, vectors // 2) if vectors > 1 else (lanes // 2, 1)
     return found
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from monograph.codegen.llvm.attention import attention
 from monograph.codegen.llvm.matmul import dot_int
-from monograph.codegen.llvm.matmul.dot import dot
 from monograph.codegen.llvm.matmul.dot_quant import dot_quant
+from monograph.codegen.llvm.matmul.open_columns import dot
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, no_work
 from monograph.ir import Value
 from monograph.ops.linear import Dot

@@ -39,7 +39,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f32, f64, i32, i64
-from monograph.ir.sizes import hint_of
+from monograph.ir.sizes import divides, hint_of, is_open
 from monograph.program.index import strides_of
 from monograph.program.memory.strided import strided
 
@@ -62,11 +62,6 @@ class DotProblem:
     columns: int
 
 
-def dot(context: KernelContext) -> Kernel:
-    """Generate a kernel for a dot and its epilogue."""
-    return DotKernel(context).emit()
-
-
 class DotKernel:
     """Tiles of accumulators over panels of columns; subclasses define the form of the weights."""
 
@@ -76,12 +71,11 @@ class DotKernel:
         self.anchor = anchor
         shape = anchor.tensor.static
         x, w = anchor.inputs
-        # The last vector of columns has unused lanes at a literal index: their number is known.
-        columns = index(shape[-1])
+        columns = self._width(shape[-1])
         self.problem = DotProblem(shape[:-2], shape[-2], x.tensor.static[-1], columns)
         self.sum_dtype = sum_dtype(anchor)
         self.lanes = context.features.lanes(self.sum_dtype.bits)
-        self.vectors = -(-self.problem.columns // self.lanes)
+        self.vectors = self._vectors()
         self.constant = self._known(w)
         storage = context.program.places.storage
         found = strided(x, storage)
@@ -95,6 +89,13 @@ class DotKernel:
             hint_of(self.problem.rows), self.tile.rows, self._stored, self._streams
         )
         """The prefetch distance of weights in bytes; 0 for none."""
+
+    def _width(self, size: int) -> int:
+        """Return the number of columns: of the last vector, the unused lanes are literals."""
+        return index(size)
+
+    def _vectors(self) -> int:
+        return -(-self.problem.columns // self.lanes)
 
     def _known(self, w: Value) -> Array | None:
         return known(w)
@@ -115,10 +116,10 @@ class DotKernel:
 
         Many rows use a panel of weights one after the other, so it should stay in cache.
         """
-        p = self.problem
-        panel = p.depth * self.tile.vectors * self.lanes * self.anchor.inputs[1].dtype.itemsize
+        p, depth = self.problem, hint_of(self.problem.depth)
+        panel = depth * self.tile.vectors * self.lanes * self.anchor.inputs[1].dtype.itemsize
         many = hint_of(p.rows) > 4 * self.tile.rows
-        return CHUNK if many and panel > PANEL_BYTES and p.depth > CHUNK else 0
+        return CHUNK if many and panel > PANEL_BYTES and depth > CHUNK else 0
 
     @property
     def _stored(self) -> int:
@@ -296,9 +297,9 @@ class DotKernel:
         w = b.offset(w, b.mul(k0, step))
         first = b.add(b.mul(i, panel.size), panel.start)
         valid = [self._valid(b.add(first, v)) for v in range(panel.size)]
-        unroll = UNROLL if depth % UNROLL == 0 else 1
+        unroll = UNROLL if divides(UNROLL, depth) else 1
 
-        def multiply(k: Int, carried: list[Reg]) -> list[Reg]:
+        def multiply(unroll: int, k: Int, carried: list[Reg]) -> list[Reg]:
             *sums, xk, wk = carried
             if self.ahead:
                 fetch(b, wk, self.ahead, unroll * step)
@@ -312,7 +313,11 @@ class DotKernel:
             x_step = unroll * self.x.strides[-1] * self.x_size
             return [*sums, b.offset(xk, x_step), b.offset(wk, unroll * step)]
 
-        return b.loop(0, depth, unroll, multiply, [*start, x, w])[: len(start)]
+        carried, done = [*start, x, w], 0
+        if is_open(depth) and unroll == 1:
+            done = depth // UNROLL * UNROLL
+            carried = b.loop(0, done, UNROLL, partial(multiply, UNROLL), carried)
+        return b.loop(0, depth - done, unroll, partial(multiply, unroll), carried)[: len(start)]
 
     @property
     def x_size(self) -> int:

@@ -13,8 +13,9 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Int
-from monograph.codegen.llvm.matmul.dot import DotKernel, dot, masked_load
+from monograph.codegen.llvm.matmul.dot import DotKernel, masked_load
 from monograph.codegen.llvm.matmul.int8_dot import of_bytes, packed_panels, products
+from monograph.codegen.llvm.matmul.open_columns import dot
 from monograph.codegen.llvm.matmul.tiles import RegisterTile, Run
 from monograph.codegen.llvm.module.kernel import (
     Kernel,

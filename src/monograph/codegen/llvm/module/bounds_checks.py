@@ -26,6 +26,8 @@ SLACK = 256
 """Bytes that vectors may read beyond the end of the arena and of the constants."""
 SLACK_MARK = "; slack"
 """Marks a load whose last lanes may be beyond the buffer and are never used."""
+READS_MARK = "; reads "
+"""Marks a masked load with the bytes that it reads."""
 SPANS_MARK = "; spans "
 """Marks a call with the bytes that it accesses from each pointer, as low:high."""
 
@@ -41,6 +43,7 @@ _ATOMIC = re.compile(r"%\S+ = atomicrmw \w+ ptr (%[^\s,]+), (\w+)")
 _MASKED = re.compile(
     r"call (<[^>]*>) @llvm\.masked\.load\S+\(ptr (%[^\s,]+), .*?<((?:i1 \w+,? ?)+)>"
 )
+_READS = re.compile(r"llvm\.masked\.load\S+\(ptr (%[^\s,]+), .* ; reads (\S+)$")
 _FILL = re.compile(r"call void @llvm\.memset\S+\(ptr (%[^\s,]+), i8 \S+, i64 (\S+), ")
 _COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr (%[^\s,]+), ptr (%[^\s,]+), i64 (\S+), ")
 _CALL = re.compile(r"call void @\S+?\((.*)\) ; spans (.*)$")
@@ -222,6 +225,8 @@ class Instrumented:
             return []
         if found := _ATOMIC.match(line):
             return [_Access(k, found[1], bytes_of(found[2]))]
+        if found := _READS.search(line):
+            return [_counted(k, found[1], found[2])]
         if found := _MASKED.search(line):
             lanes = [i for i, one in enumerate(found[3].split(", ")) if one == "i1 true"]
             element = found[1][1:-1].split(" x ")[1]
@@ -335,7 +340,8 @@ class Instrumented:
 
     def _redirected(self, access: _Access, group: _Group, line: str) -> tuple[list[str], str]:
         """Return the instruction, redirected to harmless memory if the check fails."""
-        if access.whole or access.count or access.high > 256:
+        masked = READS_MARK in line
+        if not masked and (access.whole or access.count or access.high > 256):
             # A pointer argument is redirected to its buffer's start, and no bytes are moved.
             return self._without(access, group, line)
         self.dummy_bytes = max(self.dummy_bytes, access.high)

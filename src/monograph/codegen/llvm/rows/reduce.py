@@ -14,6 +14,7 @@ from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_f
 from monograph.codegen.llvm.rows.rows import Join, LlvmRows, RowPosition, Step, Totals
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL, COMPLEX, UINT, f64, i32, i64
+from monograph.ir.sizes import hint_of
 from monograph.ops.reduce import (
     ArgMax,
     ArgReduction,
@@ -192,7 +193,7 @@ class _ScanRows(LlvmRows):
     def _choose_lane(self) -> None:
         super()._choose_lane()
         if not self.across:
-            wide = self.kept and self.kept[-1].extent >= self.lanes
+            wide = self.kept and hint_of(self.kept[-1].extent) >= self.lanes
             self.lane = self.kept[-1] if wide else None
             self.across = self.lane is not None
         self.unrolled = False

@@ -19,7 +19,7 @@ from monograph.codegen.llvm.emit.elements import Point, elements_of, part, piece
 from monograph.codegen.llvm.matmul.tiles import split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, share
 from monograph.ir import DType, Value
-from monograph.ir.sizes import hint_of, is_open, largest, proven
+from monograph.ir.sizes import hint_of, is_open, largest, proven, same_sizes
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import (
     Element,
@@ -114,7 +114,7 @@ class LlvmRows:
         if not self.empty:
             # Stores of one result per row are rare; only accesses per element count.
             positions = self._read_by(self.elements.plan((self.operand,), self.at))
-            if self.anchor.tensor.static == self.operand.tensor.static:
+            if same_sizes(self.anchor.tensor.static, self.operand.tensor.static):
                 positions = self._positions(self.at)
 
         def use(c: Counter) -> tuple[bool, int, int]:
