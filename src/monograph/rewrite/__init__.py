@@ -1,6 +1,6 @@
 """The rewrite engine: patterns written with the ops themselves, rules that say why they decline."""
 
-from monograph.rewrite.cost import CPU_COST, GPU_COST, CostModel, Work
+from monograph.rewrite.cost import CPU_COST, GPU_COST, CostModel, Work, rows_normalised
 from monograph.rewrite.engine import (
     Context,
     Reject,
@@ -32,6 +32,7 @@ __all__ = [
     "const",
     "number",
     "rewrite",
+    "rows_normalised",
     "rules_in",
     "variables",
 ]

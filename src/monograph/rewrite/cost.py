@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from monograph.ir.dtype import DType
 from monograph.ir.sizes import hint_of
 
 
@@ -39,6 +40,10 @@ class CostModel(Protocol):
         """The most rows that the kernel of a product normalises itself, at no extra cost."""
 
     @property
+    def narrow_rows_normalised(self) -> int:
+        """The same for numbers of 16 bits, which matrix units multiply."""
+
+    @property
     def decodes(self) -> bool:
         """True if one kernel applies rope, updates the caches and computes attention."""
 
@@ -54,11 +59,17 @@ class LinearCost:
     flops_per_second: float
     bytes_per_second: float
     rows_normalised: int = 0
+    narrow_rows_normalised: int = 0
     decodes: bool = False
 
     def seconds(self, work: Work) -> float:
         busy = max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
         return work.launches * self.launch_seconds + busy
+
+
+def rows_normalised(cost: CostModel, dtype: DType) -> int:
+    """Return the most rows of a type that the kernel of a product normalises itself."""
+    return cost.narrow_rows_normalised if dtype.itemsize <= 2 else cost.rows_normalised
 
 
 CPU_COST = LinearCost(launch_seconds=0.5e-6, flops_per_second=1.2e11, bytes_per_second=2.0e10)
@@ -68,6 +79,7 @@ GPU_COST = LinearCost(
     flops_per_second=2.0e14,
     bytes_per_second=3.0e12,
     rows_normalised=8,
+    narrow_rows_normalised=16,
     decodes=True,
 )
 """A data-centre GPU at small batch; each kernel is one node of a replayed graph."""

@@ -15,7 +15,7 @@ from monograph.ops.composite import LayerNorm, RmsNorm
 from monograph.ops.elementwise import Add, Clip, Div, Max, Mul, Pow, Sqrt, Sub
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceSum
-from monograph.rewrite import ANY, Context, Reject, Work, rewrite, variables
+from monograph.rewrite import ANY, Context, Reject, Work, rewrite, rows_normalised, variables
 from monograph.rules.recognise import core, is_close, product_of, reject_shared, uniform
 from monograph.rules.recognise_softmax import narrowed, unrepeated
 
@@ -45,7 +45,7 @@ def norm_scale_into_dot(
 def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Reject | None:
     """Return the reason why a scale stays where it is; None if it may move."""
     assert isinstance(norm.op, RmsNorm)
-    most = context.cost.rows_normalised
+    most = rows_normalised(context.cost, root.dtype)
     if not root.tensor.is_static or not norm.tensor.is_static:
         return Reject("sizes are not known", "static", norm.type)
     rows = math.prod(root.tensor.static[:-1])
@@ -64,8 +64,10 @@ def _unfit(norm: Value, g: Value, w: Value, root: Value, context: Context) -> Re
     made = float(hint_of(norm.tensor.nbytes))
     moved = w.tensor.nbytes + made
     before = context.cost.seconds(Work(2, products, moved + 2.0 * made))
-    # Each program adds up the squares again: at most as many operations as the product has.
-    after = context.cost.seconds(Work(1, 2 * products, moved))
+    # Each program adds up the squares again: as many operations as the product has if numbers are
+    # wide, and few if matrix units do it beside some columns.
+    squares = products / 16 if root.dtype.itemsize <= 2 else products
+    after = context.cost.seconds(Work(1, products + squares, moved))
     if after >= before:
         times = (f"below {before * 1e6:.2f} us", f"{after * 1e6:.2f} us")
         return Reject("adding up squares in every program costs more than a kernel", *times)

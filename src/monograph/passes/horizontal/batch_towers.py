@@ -28,7 +28,7 @@ from monograph.passes.horizontal.layers import (
 )
 from monograph.passes.horizontal.stackings import AlongAxis, NewAxis, column_stacking
 from monograph.passes.horizontal.weights import stack_weights
-from monograph.rewrite import CostModel, Work
+from monograph.rewrite import CostModel, Work, rows_normalised
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,8 @@ def _copies(layers: list[Value], cost: CostModel) -> int:
     """
     inputs = dict.fromkeys(v.inputs[0] for v in layers)
     rows = math.prod(layers[0].tensor.static[:-1])
-    norms = sum(isinstance(v.op, RmsNorm) for v in inputs) if rows <= cost.rows_normalised else 0
+    most = rows_normalised(cost, layers[0].dtype)
+    norms = sum(isinstance(v.op, RmsNorm) for v in inputs) if rows <= most else 0
     return any(isinstance(v.op, Input) for v in inputs) + len(layers) - len(inputs) + norms
 
 

@@ -37,7 +37,7 @@ import numpy as np
 from monograph.codegen.triton.emit.writer import Writer
 from monograph.codegen.triton.module.kernel import TritonPacked
 from monograph.ir import Array, Constant, DType, Value, known
-from monograph.ir.dtype import f16, f32, i4, i32, u4, u8
+from monograph.ir.dtype import f16, f32, i4, i8, i32, u4, u8
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Reshape, Transpose
 
@@ -117,40 +117,50 @@ class WeightCodes:
             kind = u8 if self.nibbles and not given.is_float else f32 if given.is_float else given
             data = self._parameter(2).astype(np.float32) + raised
             zeros = TritonPacked(np.ascontiguousarray(data.astype(kind.numpy)), kind)
-        return TritonPacked(_words(self._bits(), self.unit, self.together), i32), scales, zeros
+        words = pack_words(self._bits(self.unit), self.unit, self.together)
+        return TritonPacked(words, i32), scales, zeros
 
-    def _bits(self) -> Array:
-        """Return codes [n, k] as whole bytes, padded at the end."""
+    def _bits(self, unit: int) -> Array:
+        """Return codes [n, k] as whole bytes, padded at the end to whole units."""
         bits: Array = self._column_major(self._data(0).view(np.uint8))
         if self.dtype.bits == 4:
             # In two's complement, flipping the sign bit adds 8.
             bits = (bits & 15) ^ (8 if self.dtype == i4 else 0)
-        padding = self.units * self.unit - self.k
+        padding = -self.k % unit
         return np.pad(bits, ((0, 0), (0, padding))) if padding else bits
+
+    def column_codes(self, unit: int) -> Array:
+        """The same, and never negative: codes with a sign are raised by half of their range."""
+        bits = self._bits(unit)
+        return bits ^ np.uint8(128) if self.dtype == i8 else bits
 
     @property
     def pairs(self) -> bool:
         """True if two products fit at once: scales fit f16, zero points are integers."""
         if not self.nibbles:
             return False
-        scales, zeros = self._parameter(1), self._zeros()
+        scales, zeros = self.scales(), self.zeros()
         with np.errstate(over="ignore"):
             exact = np.array_equal(scales.astype(np.float16).astype(scales.dtype), scales)
         return exact and bool(np.all((zeros == np.rint(zeros)) & (zeros >= 0) & (zeros < 512)))
 
-    def _zeros(self) -> Array:
+    def scales(self) -> Array:
+        """Return scales [n, groups]."""
+        return self._parameter(1)
+
+    def zeros(self) -> Array:
         """Return zero points [n, groups] of codes that are never negative."""
-        raised = 8 if self.dtype == i4 else 0
+        raised = {i4: 8, i8: 128}.get(self.dtype, 0)
         if len(self.source.inputs) > 2:
             return self._parameter(2).astype(np.float32) + np.float32(raised)
         return np.full((1, 1), raised, np.float32)
 
     def pack_pairs(self, chained: int) -> Paired:
         """Pack for two products at once; `chained` products are added before they are widened."""
-        zeros, scales = self._zeros(), self._parameter(1).astype(np.float16)
+        zeros, scales = self.zeros(), self.scales().astype(np.float16)
         # At least `chained` times the largest possible |q - z|, as a power of two.
         reach = 1 << int(chained * max(zeros.max(), 15 - zeros.min()) - 1).bit_length()
-        words = TritonPacked(_words_of_pairs(self._bits(), self.unit), i32)
+        words = TritonPacked(_words_of_pairs(self._bits(self.unit), self.unit), i32)
         if zeros.min() == zeros.max():
             given = TritonPacked(np.ascontiguousarray(scales), f16)
             return Paired(words, given, float(zeros.min()), reach)
@@ -179,7 +189,7 @@ class WeightCodes:
         return self._column_major(data)
 
 
-def _words(codes: Array, unit: int, together: int) -> Array:
+def pack_words(codes: Array, unit: int, together: int) -> Array:
     """Pack the codes of columns as words."""
     n, k = codes.shape
     parts = codes.reshape(n, k // unit, together, unit // together)

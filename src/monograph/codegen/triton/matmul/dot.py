@@ -14,18 +14,18 @@ from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_from, tile
 from monograph.codegen.triton.emit.writer import power
-from monograph.codegen.triton.matmul import fused_matvec, gemv
+from monograph.codegen.triton.matmul import fused_matvec, gemv, matrix_rows
 from monograph.codegen.triton.matmul.product import (
     Operands,
     Parts,
     dot_precision,
     few_rows,
-    inner_norm,
     join_parts,
     rounded,
     sizes,
 )
 from monograph.codegen.triton.matmul.product import ProductShape as ProductShape
+from monograph.codegen.triton.matmul.row_norms import inner_norm
 from monograph.codegen.triton.module.kernel import (
     Argument,
     Call,
@@ -141,7 +141,11 @@ def candidates(context: GpuContext) -> list[Candidate]:
     first = inner_product(region)
     if first is not None:
         return _chained(context, first)
-    few = gemv.candidates(context, shape) if few_rows(shape) else []
+    together = matrix_rows.candidates(context, shape)
+    alone = gemv.candidates(context, shape) if few_rows(shape) else []
+    few = alone
+    if together:
+        few = [*together[:EARLY], *alone[:2], *together[EARLY:], *alone[2:]]
     if inner_norm(region) is not None or anchor.tensor.shape != region.root.tensor.shape:
         return few  # only these fuse work into the product
     configs = _tile_configs(shape.hint, anchor.inputs[0].dtype)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from monograph.codegen.triton.emit.elements import BlockAxis
-from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, tile
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul import gemv_coded, gemv_f16x2
@@ -19,8 +18,8 @@ from monograph.codegen.triton.matmul.product import (
     Operands,
     ProductShape,
     packed_rows,
-    root_mean_square,
 )
+from monograph.codegen.triton.matmul.row_norms import root_mean_square
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
@@ -30,13 +29,8 @@ from monograph.codegen.triton.module.kernel import (
     variants,
 )
 from monograph.ir import Value, known
-from monograph.ir.dtype import bf16, f16
 from monograph.program.fusion.op_classes import is_leaf
 
-MATRIX_ROWS = 16
-"""The fewest rows that the matrix units multiply at once."""
-MATRIX_BYTES = 32 << 10
-"""The operand bytes of the matrix units that fit a program twice."""
 MOST_SUMS = 128
 """The most partial sums of a thread: they must fit its registers."""
 
@@ -62,10 +56,6 @@ CUTS = tuple(GemvTiling(*cut) for cut in (
     (4, 512, 2), (2, 512, 2), (16, 512, 4), (1, 512, 4), (8, 512, 4),
 ))  # fmt: skip
 """Tilings to try, the most promising first: measured on chains of layers of a decoder."""
-MATRIX_CUTS = tuple(GemvTiling(*cut) for cut in (
-    (16, 256, 4), (32, 128, 4), (16, 512, 4), (32, 256, 4), (64, 128, 4),
-    (16, 128, 2),
-))  # fmt: skip
 
 
 @dataclass
@@ -84,12 +74,9 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     p = GemvProblem(context, shape)
     coded = _coded(p)
     rows = variants("rows", row_cuts(p), partial(_rows, p))
-    matrix = variants("matrix rows", _matrix_cuts(p), partial(_matrix, p))
-    # For several rows the matrix units are tried early; one row never fills them.
-    early = 3 if shape.m > 1 else len(rows)
     if coded:
         return [*coded, rows[0]]  # it decodes one by one, and needs no packing of its own
-    return [*rows[:early], *matrix, *rows[early:]]
+    return rows
 
 
 def _coded(p: GemvProblem) -> list[Candidate]:
@@ -108,21 +95,6 @@ def row_cuts(p: GemvProblem) -> list[GemvTiling]:
         if c.n <= width and each * c.n * min(c.k, most) <= MOST_SUMS * 32 * c.warps
     ]
     return list(dict.fromkeys(fitting)) or [GemvTiling(1, min(most, 512), 4)]
-
-
-def _matrix_cuts(p: GemvProblem) -> list[GemvTiling]:
-    """Return tilings for the matrix units; none if they do not multiply these operands."""
-    kinds = {v.dtype for v in p.anchor.inputs}
-    scaled = p.norm is not None and len(p.norm.inputs) > 1
-    if len(kinds) > 1 or not kinds <= {f16, bf16} or p.packed is None or scaled or p.shape.k < 16:
-        return []
-    most = power(p.shape.k)
-    found = [
-        GemvTiling(c.n, min(c.k, most), c.warps)
-        for c in MATRIX_CUTS
-        if c.n <= max(16, p.width) and (MATRIX_ROWS + c.n * len(p.starts)) * c.k * 2 <= MATRIX_BYTES
-    ]
-    return list(dict.fromkeys(found))
 
 
 def mask(k: KernelWriter, text: str, size: int, block: int) -> str | None:
@@ -226,55 +198,3 @@ def _made_of_constants(value: Value) -> bool:
                 seen.add(i)
                 stack.append(i)
     return True
-
-
-# All rows at once, on the matrix units
-
-
-def _matrix(p: GemvProblem, c: GemvTiling) -> Launch:
-    k, t, operands = _begin(p)
-    w, rank = k.w, len(p.anchor.tensor.static)
-    row = w.let(f"tl.arange(0, {MATRIX_ROWS})", "rm")
-    column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
-    down = BlockAxis(w.let(f"{column}[:, None]"), mask(k, f"{column}[:, None]", p.width, c.n))
-    t.batch(k.program_id(1), range(rank - 2))
-    t.axis(rank - 2, w.let(f"{row}[:, None]"), w.let(f"{row}[:, None] < {p.shape.m}", "m"))
-    kind = register_type(accumulator(p.anchor.dtype))
-    for part in range(len(p.starts)):
-        w.line(f"acc{part} = tl.zeros(({MATRIX_ROWS}, {c.n}), {kind})")
-    if p.norm is not None:
-        w.line(f"squares = tl.zeros(({MATRIX_ROWS},), tl.float32)")
-    steps = w.let(f"tl.arange(0, {c.k})", "rk")
-    # The first weights are loaded before the wait; the loop prefetches the rest.
-    _matrix_step(p, c, operands, down, steps)
-    if p.shape.k > c.k:
-        with w.block(f"for k0 in range({c.k}, {p.shape.k}, {c.k})"):
-            _matrix_step(p, c, operands, down, w.let(f"k0 + {steps}", "kk"))
-    t.axis(rank - 1, w.let(f"{column}[None, :]"), mask(k, f"{column}[None, :]", p.width, c.n))
-    scale = ""
-    if p.norm is not None:
-        scale = f" * {w.let(root_mean_square(p.norm, 'squares'), 'rms')}[:, None]"
-    t.finish_parts({s: f"acc{i}{scale}" for i, s in enumerate(p.starts)})
-    return k.launch((-(-p.width // c.n), p.shape.batch), c.warps, 2)
-
-
-def _matrix_step(
-    p: GemvProblem, c: GemvTiling, operands: Operands, down: BlockAxis, now: str
-) -> None:
-    k, w = operands.k, operands.k.w
-    inside = w.let(f"{now}[None, :] < {p.shape.k}", "m") if p.shape.k % c.k else None
-    axis = BlockAxis(w.let(f"{now}[None, :]"), inside)
-    columns = [operands.rows(axis, down, True, s) for s in p.starts]
-    k.wait()
-    x = operands.left(axis, f"({MATRIX_ROWS}, {c.k})")
-    if p.norm is not None:
-        w.line(f"squares += tl.sum({x}.to(tl.float32) * {x}.to(tl.float32), 1)")
-    for part, y in enumerate(columns):
-        w.line(f"acc{part} = {_dot(p.context, x, y, f'acc{part}', p.anchor.dtype == bf16)}")
-
-
-def _dot(context: GpuContext, x: str, y: str, total: str, codes: bool) -> str:
-    if codes and context.arch.interpreted:
-        # The interpreter would multiply the codes of bf16.
-        x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
-    return f"tl.dot({x}, tl.trans({y}), {total}, out_dtype=tl.float32)"

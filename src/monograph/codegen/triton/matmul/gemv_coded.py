@@ -26,8 +26,8 @@ from monograph.codegen.triton.matmul.product import (
     FewRows,
     Operands,
     ProductShape,
-    root_mean_square,
 )
+from monograph.codegen.triton.matmul.row_norms import root_mean_square
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,

@@ -42,7 +42,12 @@ from monograph.codegen.triton.matmul.product import (
     FewRows,
     Operands,
     ProductShape,
+)
+from monograph.codegen.triton.matmul.row_norms import (
+    gains_fit,
+    norm_gains,
     root_mean_square,
+    scaled_gains,
 )
 from monograph.codegen.triton.module.kernel import (
     Candidate,
@@ -52,7 +57,6 @@ from monograph.codegen.triton.module.kernel import (
     TritonPacked,
     variants,
 )
-from monograph.ir import known
 from monograph.ir.dtype import f16, f32, i32
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.index_bounds import inside
@@ -111,28 +115,11 @@ class F16x2Problem(FewRows):
     @cached_property
     def gains(self) -> tuple[TritonPacked, int] | None:
         """A norm's scales as pairs, divided by a power of two; and the power."""
-        data = self._gains()
+        data = norm_gains(self.norm)
         if data is None:
             return None
-        given = np.zeros(self.codes.units * self.codes.unit, np.float64)
-        given[: self.codes.k] = data.astype(np.float64).reshape(-1)
-        largest = np.abs(given).max()
-        exponent = math.frexp(largest)[1] if largest else 0
-        halves = np.ldexp(given, -exponent).astype(np.float16)
-        return TritonPacked(halves.view(np.int32), i32), exponent
-
-    def _gains(self) -> np.ndarray | None:
-        if self.norm is None or len(self.norm.inputs) == 1:
-            return None
-        return known(self.norm.inputs[1])
-
-    @property
-    def gains_fit(self) -> bool:
-        """True if a norm's scales, if there are any, are known and finite."""
-        if self.norm is None or len(self.norm.inputs) == 1:
-            return True
-        data = self._gains()
-        return data is not None and bool(np.isfinite(data.astype(np.float64)).all())
+        scaled, exponent = scaled_gains(data, self.codes.units * self.codes.unit)
+        return TritonPacked(scaled.astype(np.float16).view(np.int32), i32), exponent
 
 
 def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
@@ -144,7 +131,7 @@ def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
     if codes is None or codes.matrices > 1 or not codes.pairs:
         return []
     p = F16x2Problem(context, shape, codes)
-    if not p.gains_fit:
+    if not gains_fit(p.norm):
         return []
     return variants("coded rows", fitting(p), partial(_kernel, p))
 

@@ -25,6 +25,8 @@ import numpy as np
 from monograph.codegen.triton.emit.elements import INT32_MOST, BlockAxis
 from monograph.codegen.triton.emit.tile import ResultTile
 from monograph.codegen.triton.emit.writer import Writer
+from monograph.codegen.triton.matmul.codes import codes_of
+from monograph.codegen.triton.matmul.row_norms import gains_fit, inner_norm, norm_of
 from monograph.codegen.triton.module.kernel import (
     GpuContext,
     KernelWriter,
@@ -34,15 +36,13 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.ir import Array, Constant, DType, Value, known
 from monograph.ir.dtype import bf16, f16, f32, i32
 from monograph.ir.sizes import hint_of, is_open
-from monograph.ops.composite import RmsNorm
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
-from monograph.ops.shape import Reshape, Squeeze, Unsqueeze
 from monograph.program.fusion.fuse import part_starts
 from monograph.program.fusion.op_classes import is_view
 from monograph.program.fusion.region import Element, Indices, Region, aligned, through_view
 from monograph.program.index import Counter, Index, flatten, strides_of
-from monograph.rewrite import GPU_COST
+from monograph.rewrite import GPU_COST, rows_normalised
 
 DROPPED = 13
 """The bits of f32 that TF32 does not have."""
@@ -111,7 +111,9 @@ def packed_operand(context: GpuContext, packed: TritonPacked) -> TritonPacked:
 
 
 FEW_ROWS = GPU_COST.rows_normalised
-"""The most rows of a GEMV: the matrix units would mostly multiply zeros."""
+"""The most rows that are multiplied one by one."""
+LEAST_ROWS, MATRIX_ROWS = 2, 64
+"""The rows of 16-bit floats that `matrix_rows` multiplies at once."""
 STRIPE = 128
 """Columns of weights that are transposed at a time."""
 
@@ -149,7 +151,11 @@ def normalises(user: Value, index: int) -> bool:
     """Return True if the kernel of a product normalises its rows: few rows, constant weights."""
     if index != 0 or not _has_few_rows(user) or user.dtype != user.inputs[0].dtype:
         return False
-    return norm_of(user.inputs[0]) is not None
+    norm, rows = norm_of(user.inputs[0]), sizes(user).m
+    # For more rows a kernel of their norm takes less time than their squares in every program.
+    if norm is None or rows > rows_normalised(GPU_COST, user.dtype):
+        return False
+    return rows <= FEW_ROWS or gains_fit(norm)
 
 
 def gathers(anchor: Value, starts: tuple[int, ...], width: int) -> bool:
@@ -161,7 +167,24 @@ def _has_few_rows(user: Value) -> bool:
     if not isinstance(user.op, Dot) or user.dtype not in (f16, bf16, f32):
         return False
     shape = sizes(user)
-    return few_rows(shape) and shape.k > 0 and _are_known(user.inputs[1])
+    if few_rows(shape):
+        return shape.k > 0 and _are_known(user.inputs[1])
+    return on_matrix_units(user) and shape.k > 0
+
+
+def on_matrix_units(user: Value) -> bool:
+    """Return True if matrix units multiply all rows at once, whatever is fused into the product."""
+    shape = sizes(user)
+    if any(map(is_open, (shape.batch, shape.m, shape.n, shape.k))):
+        return False
+    if not LEAST_ROWS <= shape.m <= MATRIX_ROWS or user.dtype not in (f16, bf16):
+        return False
+    if any(v.dtype != user.dtype for v in user.inputs):
+        return False
+    if known(user.inputs[1]) is not None:
+        return True
+    codes = codes_of(user.inputs[1])
+    return codes is not None and codes.dtype.is_integer
 
 
 def _are_known(weights: Value) -> bool:
@@ -171,28 +194,6 @@ def _are_known(weights: Value) -> bool:
     if isinstance(weights.op, Dequantize):
         return all(isinstance(v.op, Constant) for v in weights.inputs)
     return isinstance(weights.op, Constant)
-
-
-def norm_of(rows: Value) -> Value | None:
-    """Return the norm of whole rows that an operand is, behind reshapes that keep rows."""
-    while isinstance(rows.op, (Reshape, Squeeze, Unsqueeze)):
-        source = rows.inputs[0]
-        if not source.tensor.static or source.tensor.static[-1] != rows.tensor.static[-1]:
-            return None
-        rows = source
-    if not isinstance(rows.op, RmsNorm) or rows.op.axes != (rows.tensor.rank - 1,):
-        return None
-    scales = rows.inputs[1:]
-    # With another shape than a row's, a scale may differ from row to row.
-    whole = all(math.prod(g.tensor.static) in (1, g.tensor.static[-1]) for g in scales)
-    return rows if whole and all(g.tensor.static for g in scales) else None
-
-
-def inner_norm(region: Region) -> Value | None:
-    """Return the norm that a region's product computes itself."""
-    assert region.anchor is not None
-    norm = norm_of(region.anchor.inputs[0])
-    return norm if norm in region.body else None
 
 
 def parts_of(region: Region) -> tuple[int, ...]:
@@ -327,13 +328,6 @@ def packed_rows(weights: Value) -> TritonPacked:
         stripe = np.ascontiguousarray(data[..., first : first + STRIPE])
         made[..., first : first + STRIPE, :] = stripe.swapaxes(-1, -2)
     return TritonPacked(made, weights.dtype)
-
-
-def root_mean_square(norm: Value, squares: str) -> str:
-    """Return the factor of normalised sums, from the squares of a row."""
-    assert isinstance(norm.op, RmsNorm)
-    length = norm.tensor.static[-1]
-    return f"1.0 / tl.sqrt_rn({squares} / {length} + {norm.op.epsilon!r})"
 
 
 @dataclass(frozen=True)
