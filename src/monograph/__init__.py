@@ -12,20 +12,20 @@ from monograph import errors
 
 if TYPE_CHECKING:
     from monograph.compat.torch.model import TorchModel, from_torch
-    from monograph.generate import Generator
+    from monograph.generate import Engine, Generator
     from monograph.session import Session, load
 
-__all__ = ["Generator", "Session", "TorchModel", "errors", "from_torch", "load"]
+__all__ = ["Engine", "Generator", "Session", "TorchModel", "errors", "from_torch", "load"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         # numpy, onnx and the compiler take a second to import: `monograph --help` goes without.
-        if name == "Generator":
-            from monograph.generate import Generator
+        if name in ("Engine", "Generator"):
+            from monograph import generate
 
-            return Generator
+            return getattr(generate, name)
         if name in ("TorchModel", "from_torch"):
             return _of_torch(name)
         if name not in ("Session", "load"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monograph import Session
-from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.runner import StepRunner
 from monograph.generate.rewrite.sampling import SEEN
 from monograph.runtime.pending import Pending
 
@@ -26,7 +26,7 @@ class Queue:
             return queue._enqueued(lambda: session.run(feeds, out=out))
 
         patch.setattr(Session, "run_async", run_async)
-        patch.setattr(Engine, "_can_run_ahead", lambda engine: SEEN not in engine.state)
+        patch.setattr(StepRunner, "_can_run_ahead", lambda engine: SEEN not in engine.state)
 
     def refuse(self, what: str, first: int, error: BaseException) -> None:
         """Fails one such thing and all behind it."""

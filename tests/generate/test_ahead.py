@@ -11,7 +11,7 @@ import pytest
 
 from monograph import Generator
 from monograph.errors import ExecutionError
-from monograph.generate.engine import engine
+from monograph.generate.engine import runner
 from tests.generate.queued import Queue
 
 PROMPT = [3, 14, 15, 92, 65, 35, 8]
@@ -184,7 +184,7 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     made = _Clock()
-    monkeypatch.setattr(engine, "time", made)
+    monkeypatch.setattr(runner, "time", made)
     return made
 
 

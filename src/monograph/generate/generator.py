@@ -13,7 +13,7 @@ import numpy as np
 from monograph.config import make_config
 from monograph.errors import ConfigError, ExecutionError, FeedError
 from monograph.generate.discover.folder import find_decoder
-from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.runner import StepRunner
 from monograph.generate.engine.sequences import Prompt, Sequences, alone, alone_in_each
 from monograph.generate.prompts import (
     StopTokens,
@@ -77,7 +77,7 @@ class Generator(Sequences):
         if max_length is None and context is None:
             context = most_positions(settings)
         length = choose_length(max_length, context)
-        engine = Engine(settings, config, length, buckets, logits, progress)
+        engine = StepRunner(settings, config, length, buckets, logits, progress)
         super().__init__(settings, engine, stop, sampling)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -107,7 +107,7 @@ class Generator(Sequences):
         return self._engine.stats()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> StepRunner:
         """The engine that runs the steps, with their timing."""
         return self._engine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -233,6 +233,12 @@ def check_buckets(given: Any) -> tuple[int, ...] | None:
             given=repr(given),
         )
     return sizes
+
+
+def choose_bucket(buckets: Sequence[int], wanted: int, room: int) -> int:
+    """Return the number of tokens to feed at once: all of them if a bucket has room."""
+    fitting = [b for b in buckets if b <= room]
+    return next((b for b in fitting if b >= wanted), max(b for b in fitting if b <= wanted))
 
 
 def make_buckets(given: tuple[int, ...] | None, maximum: int, single: bool) -> tuple[int, ...]:

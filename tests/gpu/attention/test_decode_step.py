@@ -13,7 +13,7 @@ from benchmarks.decoder_shapes import Shape, shape_of
 from benchmarks.decoders import build
 
 import monograph
-from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.runner import StepRunner
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.ir import Array
 from monograph.runtime.gpu.executable import compile_for_gpu
@@ -45,7 +45,7 @@ def small(family: str, layers: int = 1) -> Shape:
     )  # fmt: skip
 
 
-def engine_of(folder: Path, target: str, batch: int) -> Engine:
+def engine_of(folder: Path, target: str, batch: int) -> StepRunner:
     generator = monograph.Generator(
         folder,
         target,
@@ -59,7 +59,7 @@ def engine_of(folder: Path, target: str, batch: int) -> Engine:
     return generator.engine
 
 
-def some_feeds(engine: Engine, batch: int) -> dict[str, Array]:
+def some_feeds(engine: StepRunner, batch: int) -> dict[str, Array]:
     """A token for every row, each at a position of its own, with a past of random numbers."""
     rng = np.random.default_rng(batch)
     feeds: dict[str, Any] = {
@@ -72,7 +72,7 @@ def some_feeds(engine: Engine, batch: int) -> dict[str, Array]:
     return feeds
 
 
-def run(engine: Engine, feeds: dict[str, Array]) -> dict[str, Array]:
+def run(engine: StepRunner, feeds: dict[str, Array]) -> dict[str, Array]:
     """A step on state where the target wants it: it is updated in place."""
     given = {n: engine._arrays.put(x) for n, x in feeds.items()}
     places = {new: given[old] for new, old in engine.step.donate.items()}

@@ -18,7 +18,7 @@ from benchmarks.decoder_shapes import Shape, shape_of
 from benchmarks.decoders import build
 
 import monograph
-from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.runner import StepRunner
 from monograph.generate.engine.samplers import PipelinedStep
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.runtime.gpu import target
@@ -145,14 +145,14 @@ def test_a_token_does_not_wait_for_the_step_behind_it(
     expected = ours.generate(PROMPT, 12)
     stream = ours.stream(PROMPT, 12)
     found = [*islice(stream, 4)]
-    begin = Engine._begin
+    begin = StepRunner._begin
 
-    def slowly(engine: Engine, tokens: Any, position: Any) -> PipelinedStep:
+    def slowly(engine: StepRunner, tokens: Any, position: Any) -> PipelinedStep:
         torch.cuda._sleep(1_000_000_000)  # half a second in front of the step
         return begin(engine, tokens, position)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_begin", slowly)
+        patch.setattr(StepRunner, "_begin", slowly)
         found.append(next(stream))
         step = ours.engine._ahead
     assert step is not None

@@ -16,7 +16,7 @@ from monograph.generate.discover.decoder import Decoder
 from monograph.generate.discover.folder import Settings
 from monograph.generate.engine.arrays import Arrays, Logits, arrays_of
 from monograph.generate.engine.samplers import PipelinedStep, Samplers
-from monograph.generate.prompts import check_buckets, make_buckets
+from monograph.generate.prompts import check_buckets, choose_bucket, make_buckets
 from monograph.generate.rewrite.loop import LoopModel
 from monograph.generate.rewrite.sampling import SEEN, SamplerShape, Sampling
 from monograph.generate.rewrite.step import (
@@ -39,7 +39,7 @@ _STOPS = 8
 """The least room for stop tokens: their number is no shape of its own."""
 
 
-class Engine:
+class StepRunner:
     """A decoder on a target, with room for a batch of sequences."""
 
     def __init__(
@@ -386,8 +386,7 @@ class Engine:
 
     def bucket(self, wanted: int, room: int) -> int:
         """Return the number of tokens to feed at once: all of them if a bucket has room."""
-        fitting = [b for b in self.buckets if b <= room]
-        return next((b for b in fitting if b >= wanted), max(b for b in fitting if b <= wanted))
+        return choose_bucket(self.buckets, wanted, room)
 
     def _run(self, tokens: Any, position: Any, count: Any) -> Array:
         self.settle()

@@ -11,7 +11,7 @@ import numpy as np
 
 from monograph.errors import ExecutionError, FeedError
 from monograph.generate.discover.folder import Settings
-from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.runner import StepRunner
 from monograph.generate.prompts import (
     StopTokens,
     check_ids,
@@ -80,7 +80,7 @@ class Sequences:
     def __init__(
         self,
         settings: Settings,
-        engine: Engine,
+        engine: StepRunner,
         stop: Iterable[int | str] | int | str | None,
         sampling: Sampling,
     ) -> None:

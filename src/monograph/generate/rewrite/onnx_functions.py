@@ -9,6 +9,7 @@ import onnx
 import onnx.parser
 
 from monograph.generate.rewrite.onnx_functions_plain import PLAIN
+from monograph.generate.rewrite.onnx_functions_rows import ROWS
 from monograph.generate.rewrite.surgery import OWN, graphs_of
 
 _OPSET = 18
@@ -150,30 +151,15 @@ Mix (x) => (y) {
 }
 """
 
-# Gumbel noise for tokens, a function of seed, position, batch row and token only: the largest of
-# logits + noise is a sample of softmax(logits).
-_NOISE = """
-Noise (tokens, position, seed) => (noise) {
-  zero = Constant <value_int = 0> ()
-  one = Constant <value_int = 1> ()
-  axis = Constant <value_ints = [1]> ()
+# Gumbel noise of tokens, a function of a row's key [batch, 1] and the token: the largest of logits
+# plus noise is a sample of softmax(logits).
+_TOKEN_NOISE = """
+TokenNoise (tokens, key) => (noise) {
   s9 = Constant <value = uint32 {9}> ()
   spread = Constant <value = uint32 {2654435769}> ()
   half = Constant <value_float = 0.5> ()
   unit = Constant <value_float = 1.1920928955078125e-07> ()
-  sizes = Shape <start = 0, end = 1> (position)
-  batch = Squeeze (sizes)
-  rows = Range (zero, batch, one)
-  seed32 = Cast <to = 12> (seed)
-  position32 = Cast <to = 12> (position)
-  rows32 = Cast <to = 12> (rows)
   tokens32 = Cast <to = 12> (tokens)
-  h0 = monograph.Mix (seed32)
-  h1 = Add (h0, position32)
-  h2 = monograph.Mix (h1)
-  h3 = Add (h2, rows32)
-  h4 = monograph.Mix (h3)
-  key = Unsqueeze (h4, axis)
   t0 = Mul (tokens32, spread)
   t1 = BitwiseXor (t0, key)
   t2 = monograph.Mix (t1)
@@ -187,6 +173,28 @@ Noise (tokens, position, seed) => (noise) {
   l1 = Neg (l0)
   l2 = Log (l1)
   noise = Neg (l2)
+}
+"""
+
+# The noise of tokens whose seed is that of all rows: a function of batch row and position too.
+_NOISE = """
+Noise (tokens, position, seed) => (noise) {
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  axis = Constant <value_ints = [1]> ()
+  sizes = Shape <start = 0, end = 1> (position)
+  batch = Squeeze (sizes)
+  rows = Range (zero, batch, one)
+  seed32 = Cast <to = 12> (seed)
+  position32 = Cast <to = 12> (position)
+  rows32 = Cast <to = 12> (rows)
+  h0 = monograph.Mix (seed32)
+  h1 = Add (h0, position32)
+  h2 = monograph.Mix (h1)
+  h3 = Add (h2, rows32)
+  h4 = monograph.Mix (h3)
+  key = Unsqueeze (h4, axis)
+  noise = monograph.TokenNoise (tokens, key)
 }
 """
 
@@ -286,8 +294,8 @@ Turned (turns) => (now) {
 
 _ALL = (
     _PLACES, _LAST_KEY, _FILLED, _ONES, _LAST_ROW, _FLAT, _GREEDY, _SEE, _SEE_GOING, _PENALISE,
-    _MIX, _NOISE, _DRAW, _DRAW_TOP, _DRAW_NUCLEUS, _GOING, _TOGETHER, _ENDED, _RECORD, _TURNED,
-    *PLAIN,
+    _MIX, _TOKEN_NOISE, _NOISE, _DRAW, _DRAW_TOP, _DRAW_NUCLEUS, _GOING, _TOGETHER, _ENDED,
+    _RECORD, _TURNED, *PLAIN, *ROWS,
 )  # fmt: skip
 
 

@@ -66,9 +66,12 @@ class DecodeStep:
 
 
 def build_step(
-    settings: Settings, maximum: int, shape: SamplerShape, logits: bool = False
+    settings: Settings, maximum: int, shape: SamplerShape | None, logits: bool = False
 ) -> DecodeStep:
-    """Build the step of a decoder, for caches of `maximum` rows; with the logits if requested."""
+    """Build the step of a decoder, for caches of `maximum` rows; with the logits if requested.
+
+    Without a sampler's shape the step returns nothing but the logits and the caches.
+    """
     s, decoder, directory, lengths = _read(settings)
     model = s.model
     given = Given(TOKENS, POSITION, START, maximum)
@@ -87,7 +90,7 @@ def build_step(
     s.reread(decoder.tokens, cast_input(s, decoder.tokens, TOKENS))
     _choose(s, decoder, shape, aligned)
     donate = {c.present: c.past for c in decoder.caches}
-    if shape.penalised:
+    if shape is not None and shape.penalised:
         donate[NOW_SEEN] = SEEN
     _declare(s, decoder, maximum, shape, logits, aligned)
     s.finish()
@@ -134,8 +137,8 @@ def _without_clashes(s: Surgery, decoder: Decoder) -> Surgery:
     return Surgery(s.model)
 
 
-def _choose(s: Surgery, decoder: Decoder, shape: SamplerShape, aligned: bool) -> None:
-    """Compute the head on the last real token only, then choose the next token."""
+def _choose(s: Surgery, decoder: Decoder, shape: SamplerShape | None, aligned: bool) -> None:
+    """Compute the head on the last real token only, then choose the next token if requested."""
     rows = decoder.logits
     head = _head(s, rows)
     if head is not None:
@@ -143,6 +146,8 @@ def _choose(s: Surgery, decoder: Decoder, shape: SamplerShape, aligned: bool) ->
     else:
         (rows,) = s.add_last("LastRow", [rows, COUNT])
     (flat,) = s.add_last("Flat", [rows], [LOGITS])
+    if shape is None:
+        return
     s.add_last("Add", [POSITION, COUNT], [NEXT_POSITION])
     if shape.penalised:
         s.add("See", [SEEN, TOKENS], [NOW_SEEN])
@@ -169,7 +174,12 @@ def _head(s: Surgery, logits: str) -> onnx.NodeProto | None:
 
 
 def _declare(
-    s: Surgery, decoder: Decoder, maximum: int, shape: SamplerShape, logits: bool, aligned: bool
+    s: Surgery,
+    decoder: Decoder,
+    maximum: int,
+    shape: SamplerShape | None,
+    logits: bool,
+    aligned: bool,
 ) -> None:
     """Declare the inputs and outputs of the step."""
     make = helper.make_tensor_value_info
@@ -181,6 +191,8 @@ def _declare(
     ]
     inputs += [make(START, int64, [BATCH])] if aligned else []
     outputs = [make(NEXT, int64, [BATCH, 1]), make(NEXT_POSITION, int64, [BATCH])]
+    if shape is None:
+        outputs, shape, logits = [], SamplerShape(), True
     if logits:
         outputs.append(make(LOGITS, float32, [BATCH, decoder.vocabulary]))
     for cache in decoder.caches:

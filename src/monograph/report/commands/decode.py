@@ -17,7 +17,7 @@ from rich.console import Console
 
 from monograph.errors import ConfigError
 from monograph.generate import Generator
-from monograph.generate.engine.engine import Engine
+from monograph.generate.engine.runner import StepRunner
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.report.commands.bench import OVER_BYTES, measure_bandwidth
 from monograph.report.render.console import table
@@ -247,7 +247,7 @@ def bench_decoder(
     return DecodeBench(target, batch, launches(generator), bandwidth(generator), tuple(found))
 
 
-def _seconds(engine: Engine, count: int) -> float:
+def _seconds(engine: StepRunner, count: int) -> float:
     """Return the seconds of consecutive steps, from the first start to the last token.
 
     On a GPU steps overlap, so the time of a single step is unknown.

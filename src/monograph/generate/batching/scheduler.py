@@ -1,0 +1,344 @@
+"""Takes turns: admits sequences into slots, feeds a part of one prompt, makes a token for the rest.
+
+A turn runs at most one part of a prompt and one step, so that a stream waits at most that long for
+its next token. Nothing here knows threads: the engine's thread calls `turn`, and callers only
+change what the lock guards.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from monograph.generate.batching.body import SlotBody
+from monograph.generate.batching.events import CANCELLED, DEADLINE, LENGTH, STOP, TokenEvent
+from monograph.generate.batching.request import Request, ended_event
+from monograph.generate.batching.row_sampler import RowSampler
+from monograph.generate.batching.slots import Slot, Slots, window
+from monograph.ir import Array
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class BatchCounters:
+    """The work so far."""
+
+    submitted: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    """Ended sequences by finish reason."""
+    failed: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose rows came from another sequence."""
+    prefix_hits: int = 0
+    copied_rows: int = 0
+    prefill_runs: int = 0
+    prefill_tokens: int = 0
+    steps: int = 0
+    step_rows: int = 0
+    """Rows of all steps, those without a sequence too."""
+    generated_tokens: int = 0
+
+
+class RequestQueue:
+    """Sequences that wait for a slot: clients take turns, each in the order of its submits."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[Request]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def put(self, request: Request) -> None:
+        self._queues.setdefault(request.client, deque()).append(request)
+
+    def first(self) -> Request | None:
+        return next((q[0] for q in self._queues.values()), None)
+
+    def take(self) -> Request:
+        """Remove and return the first one; its client goes to the end."""
+        client, queue = next(iter(self._queues.items()))
+        request = queue.popleft()
+        del self._queues[client]
+        if queue:
+            self._queues[client] = queue
+        return request
+
+    def remove(self, ended: Callable[[Request], bool]) -> list[Request]:
+        """Remove and return those for which a condition holds."""
+        found = [r for q in self._queues.values() for r in q if ended(r)]
+        for request in found:
+            queue = self._queues[request.client]
+            queue.remove(request)
+            if not queue:
+                del self._queues[request.client]
+        return found
+
+
+class Scheduler:
+    """Sequences in slots, those that wait, and the turns that run them."""
+
+    def __init__(
+        self,
+        body: SlotBody,
+        sampler: RowSampler,
+        *,
+        chunk: int,
+        invariant: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.waiting = RequestQueue()
+        self.counters = BatchCounters()
+        self._body, self._sampler = body, sampler
+        self._chunk, self._invariant, self._clock = chunk, invariant, clock
+        self._slots = Slots(body.slots)
+        self._active: list[Request] = []
+        """Sequences in slots; the one whose prompt was fed last comes last."""
+
+    # Called by any thread, under the lock
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._active) or len(self.waiting) > 0
+
+    def submit(self, request: Request) -> None:
+        self.waiting.put(request)
+        self.counters.submitted += 1
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every sequence with an error."""
+        for request in [*self._active, *self.waiting.remove(lambda r: True)]:
+            self._fail(request, error)
+
+    # Called by one thread
+
+    def turn(self) -> None:
+        """End what is over, admit what fits, and run at most one part of a prompt and one step."""
+        with self.lock:
+            self._end_cancelled()
+            placed = self._admit()
+        for request, source, rows in placed:
+            self._copy(request, source, rows)
+        if not self._invariant:
+            self._feed_prompt()
+        self._step()
+
+    def _end_cancelled(self) -> None:
+        now = self._clock()
+
+        def reason(r: Request) -> str | None:
+            if r.cancelled:
+                return CANCELLED
+            return DEADLINE if r.deadline is not None and now >= r.deadline else None
+
+        over = self.waiting.remove(lambda r: reason(r) is not None)
+        for request in [*over, *(r for r in self._active if reason(r) is not None)]:
+            found = reason(request)
+            assert found is not None
+            self._end(request, ended_event(found))
+
+    def _admit(self) -> list[tuple[Request, Slot, int]]:
+        """Give slots to waiting sequences; return the rows to copy between slots."""
+        copies = []
+        while (request := self.waiting.first()) is not None:
+            placement = self._slots.place(request.tokens)
+            if placement is None:
+                break
+            self.waiting.take()
+            request.slot, request.filled = placement.slot, placement.reused
+            request.stream.reused_tokens = placement.reused
+            self._active.append(request)
+            c = self.counters
+            c.prompt_tokens += request.prompt
+            c.reused_tokens += placement.reused
+            c.prefix_hits += placement.reused > 0
+            if placement.copied_from is not None:
+                copies.append((request, placement.copied_from, placement.reused))
+        return copies
+
+    def _copy(self, request: Request, source: Slot, rows: int) -> None:
+        assert request.slot is not None
+        try:
+            self._body.copy(source.number, request.slot.number, rows)
+            self.counters.copied_rows += rows
+        except Exception as error:
+            with self.lock:
+                self._fail(request, error)
+
+    # Prompts
+
+    def _feed_prompt(self) -> None:
+        """Feed a part of the prompt that has waited longest."""
+        request = next((r for r in self._active if r.left > 1), None)
+        if request is None:
+            return
+        # The others' turn comes first next time.
+        self._active.remove(request)
+        self._active.append(request)
+        assert request.slot is not None
+        left = request.tokens[request.filled :]
+        room = self._body.maximum - request.filled
+        size = self._body.bucket(min(len(left), self._chunk), room)
+        part = left[:size]
+        # Padding repeats a token; it writes after the last real row.
+        tokens = np.array([part + [part[-1]] * (size - len(part))], np.int64)
+        places, count = np.array([request.filled]), np.array([len(part)])
+        wanted = [request if len(part) == len(left) else None]
+
+        def run() -> Any:
+            return self._body.run(request.slot.number, tokens, places, count)  # type: ignore[union-attr]
+
+        self.counters.prefill_runs += 1
+        self.counters.prefill_tokens += len(part)
+        self._run([request], run, wanted, [len(part)])
+
+    # Steps
+
+    def _step(self) -> None:
+        """Make a token for every sequence whose prompt is in the cache but for its last token."""
+        ready = [r for r in self._active if r.left == 1 or self._invariant]
+        groups = [ready] if self._body.together else [[r] for r in ready]
+        for group in groups:
+            if group:
+                self._step_together(group)
+
+    def _step_together(self, group: Sequence[Request]) -> None:
+        numbers = {r.slot.number: r for r in group if r.slot is not None}
+        first, rows = window([*numbers], self._body.row_buckets, self._body.slots)
+        if self._invariant and self._body.together:
+            first, rows = 0, self._body.slots  # one executable computes every row
+        tokens, places = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
+        wanted: list[Request | None] = [None] * rows
+        for row in range(rows):
+            request = numbers.get(first + row)
+            if request is None:
+                places[row] = self._harmless(self._slots.all[first + row])
+                continue
+            tokens[row], places[row] = request.tokens[request.filled], request.filled
+            wanted[row] = request if request.left == 1 else None
+        self.counters.steps += 1
+        self.counters.step_rows += rows
+        count = np.ones(rows, np.int64)
+        self._run(
+            [*numbers.values()],
+            lambda: self._body.run(first, tokens, places, count),
+            wanted,
+            [1] * len(numbers),
+        )
+
+    def _harmless(self, slot: Slot) -> int:
+        """Return a row that a step may write in a slot that it does not make a token for."""
+        owner = next((r for r in self._active if r.slot is slot), None)
+        place = min(len(slot.tokens) if owner is None else owner.filled, self._body.maximum - 1)
+        del slot.tokens[place:]
+        return place
+
+    def _run(
+        self,
+        fed: Sequence[Request],
+        run: Callable[[], Any],
+        wanted: Sequence[Request | None],
+        counts: Sequence[int],
+    ) -> None:
+        """Run the decoder, count the rows it wrote, and choose tokens for the wanted rows."""
+        try:
+            logits = run()
+            chosen, told = self._chosen(logits, wanted)
+        except Exception as error:
+            with self.lock:
+                for request in fed:
+                    self._fail(request, error)
+            return
+        with self.lock:
+            for request, count in zip(fed, counts, strict=True):
+                if request.slot is not None:
+                    old = request.filled
+                    request.filled += count
+                    request.slot.tokens += request.tokens[old : request.filled]
+            for row, owner in enumerate(wanted):
+                if owner is not None:
+                    self._accept(owner, chosen[row], told[row])
+
+    def _chosen(
+        self, logits: Any, wanted: Sequence[Request | None]
+    ) -> tuple[list[int], list[Array | None]]:
+        """Return a token for each row, and the logits of rows that report them."""
+        if not any(wanted):
+            return [0] * len(wanted), [None] * len(wanted)
+        chosen = self._sampler.choose(logits, wanted)
+        told: list[Array | None] = [None] * len(wanted)
+        if any(r is not None and r.options.logprobs is not None for r in wanted):
+            data = self._body.arrays.get(logits)
+            for row, r in enumerate(wanted):
+                if r is not None and r.options.logprobs is not None:
+                    told[row] = data[row]
+        return chosen, told
+
+    # Events
+
+    def _accept(self, request: Request, token: int, logits: Array | None) -> None:
+        """Append a token to a sequence and tell its reader."""
+        if request.ended:
+            return
+        request.append(token)
+        self.counters.generated_tokens += 1
+        text, stopped = request.shown(token)
+        reason = None
+        if token in request.stop or stopped:
+            reason = STOP
+        elif request.made >= request.most or len(request.tokens) >= self._body.maximum:
+            reason = LENGTH
+        if reason is not None:
+            text += request.rest()
+        logprob, top = _logprobs(logits, token, request.options.logprobs)
+        event = TokenEvent(token, text, logprob, top, reason)
+        if reason is None:
+            request.stream.add_event(event)
+        else:
+            self._end(request, event)
+
+    def _end(self, request: Request, event: TokenEvent) -> None:
+        reason = event.finish_reason or ""
+        self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+        self._leave(request, valid=True)
+        request.stream.add_event(event)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        if not request.ended:
+            self.counters.failed += 1
+            self._leave(request, valid=False)
+            request.stream.fail(error)
+
+    def _leave(self, request: Request, valid: bool) -> None:
+        request.ended = True
+        if request.slot is not None:
+            self._active.remove(request)
+            self._slots.release(request.slot, valid)
+            request.slot = None
+
+
+def _logprobs(
+    logits: Array | None, token: int, count: int | None
+) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    """Return the logarithm of a token's probability, and the most likely tokens with theirs."""
+    if logits is None or count is None:
+        return None, ()
+    wide = logits.astype(np.float64)
+    most = float(wide.max())
+    logs = wide - most - math.log(float(np.exp(wide - most).sum()))
+    count = min(count, len(logs))
+    best = np.argsort(-logs, kind="stable")[:count]
+    return float(logs[token]), tuple((int(t), float(logs[t])) for t in best)
