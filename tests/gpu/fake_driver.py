@@ -56,6 +56,8 @@ class FakeExecutable:
     values: dict[int, list[bytes]]
     pages: dict[int, int]
     """What pages copies were told to begin in: those, not others that lie there later."""
+    disabled: set[int] = field(default_factory=set)
+    """Nodes that do nothing."""
 
 
 class FakeDriver:

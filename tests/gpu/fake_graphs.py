@@ -217,6 +217,16 @@ class FakeGraphs:
             return Params(node, MEMCPY, 0, tuple(node.blobs[1]), blobs[:1])
         return Params(node, KERNEL, node.code, (), blobs)
 
+    resizes = True
+
+    def resize(self, params: Params, record: Any) -> None:
+        for blob, word in zip(params.blobs, record.words, strict=True):
+            blob.raw = word.to_bytes(8, "little")
+
+    def enable(self, executable: Handle, node: Node, enabled: bool) -> None:
+        self.driver.called("enable")
+        (executable.value.disabled.discard if enabled else executable.value.disabled.add)(int(node))
+
     def instantiate(self, graph: Handle) -> Handle:
         self.driver.called("instantiate")
         nodes = graph.value.nodes
@@ -237,7 +247,8 @@ class FakeGraphs:
         assert self.here()
         assert not self.capturing(stream)
         value: FakeExecutable = executable.value
-        queued = [(n, list(value.values[int(n)])) for n in value.nodes]
+        enabled = [n for n in value.nodes if int(n) not in value.disabled]
+        queued = [(n, list(value.values[int(n)])) for n in enabled]
         if any(self.driver.pages_of(n, blobs) != value.pages[int(n)] for n, blobs in queued):
             raise ExecutionError("a copy begins in pages that were let go")
 

@@ -29,11 +29,14 @@ class FakeRecord:
         self.name = name
         self.run = run
         self.words = [0] * arguments
+        self.empty = False
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         self.words[position] = memory.data_ptr() + offset
 
     def launch(self, stream: int) -> None:
+        if self.empty and stream not in self.driver._recording:
+            return
         blobs = [w.to_bytes(8, "little") for w in self.words]
         self.driver.launch(stream, self.name, self.run, blobs)
 
@@ -68,6 +71,8 @@ class FakeDevice(Interpreter):
     def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Any:
         from monograph.runtime.gpu.driver.interpreter_batch import Grid
 
+        if launch.aligned is not None:
+            return self._sized_record(launch, arguments, stem)
         grid = Grid(function(launch.source, stem), launch.grid)
         kinds = [TORCH[stored(a.dtype)] for a in arguments]
 
@@ -77,6 +82,26 @@ class FakeDevice(Interpreter):
                 grid(*tensors)
 
         return FakeRecord(self.fake, stem, run, len(arguments))
+
+    def _sized_record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Any:
+        """A launch of code for any shape: sizes and grid are words too."""
+        from monograph.runtime.gpu.driver.interpreter_batch import Grid
+
+        kinds = [TORCH[stored(a.dtype)] for a in arguments]
+        last = len(kinds) + len(launch.sizes)
+
+        def run(words: list[int]) -> None:
+            grid = words[last:]
+            assert len(grid) == 3
+            assert all(grid), "a driver refuses a launch without work"
+            tensors = [_at(w, kind) for w, kind in zip(words[: len(kinds)], kinds, strict=True)]
+            with _INTERPRETING:
+                Grid(function(launch.source, stem), grid)(*tensors, *words[len(kinds) : last])
+
+        made = FakeRecord(self.fake, stem, run, len(arguments))
+        made.words += [n % 2**64 for n in (*launch.sizes, *launch.grid)]
+        made.empty = 0 in launch.grid
+        return made
 
     def stream(self) -> int:
         return self.fake.current

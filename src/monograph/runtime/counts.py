@@ -69,6 +69,8 @@ class Counts:
 
     captures: int = 0
     """Graphs recorded; on the CPU, native functions made."""
+    resizes: int = 0
+    """Graphs of a GPU that were given other sizes, without a capture."""
     replays: int = 0
     """Launches of them."""
     rebinds: int = 0
@@ -85,6 +87,7 @@ class Counts:
     def add(self, other: Counts) -> None:
         """Add the counts of another."""
         self.captures += other.captures
+        self.resizes += other.resizes
         self.replays += other.replays
         self.rebinds += other.rebinds
         self.for_callers += other.for_callers
@@ -96,6 +99,7 @@ class Counts:
         """Return the counts as plain data."""
         return {
             "captures": self.captures,
+            "resizes": self.resizes,
             "replays": self.replays,
             "rebinds": self.rebinds,
             "caller_captures": self.for_callers,

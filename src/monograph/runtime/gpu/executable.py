@@ -182,6 +182,8 @@ def _is_whole(module: GpuModule) -> bool:
 class _LibraryRecord:
     """A library's function and the tensors it works on."""
 
+    empty = False
+
     def __init__(self, program: Program, call: Call, places: tuple[BufferRef, ...]) -> None:
         self._function = call.function
         self._dtypes = [w.dtype for w in places]

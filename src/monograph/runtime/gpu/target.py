@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -46,6 +47,7 @@ from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, en
 from monograph.runtime.gpu.capture.capture_policy import Eager
 from monograph.runtime.gpu.capture.control import count_kernels, nest_of
 from monograph.runtime.gpu.capture.replay import Replay
+from monograph.runtime.gpu.capture.sized_graphs import SizedGraphs
 from monograph.runtime.gpu.driver.device_discovery import (
     architecture,
     names_architecture,
@@ -260,7 +262,11 @@ class GpuBackend(_GpuTarget):
             )
             self._keep(module)
             self.requested.update(requests_of(module))
-            return AnyShapeGpu(module, scope, self.device, self.constants, self._captured)
+            sized = None
+            if self.graphs is not None and self.graphs.builds and self.graphs.resizes:
+                sized = SizedGraphs(self.graphs)
+            wrap = partial(self._captured, sized=sized)
+            return AnyShapeGpu(module, scope, self.device, self.constants, wrap)
 
     def _keep(self, module: GpuModule) -> None:
         """Keep the chosen kernels for the next process, without the other candidates."""
@@ -278,7 +284,7 @@ class GpuBackend(_GpuTarget):
         with told_of_failure():
             return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
 
-    def _captured(self, executable: GpuProgram) -> Executable:
+    def _captured(self, executable: GpuProgram, sized: SizedGraphs | None = None) -> Executable:
         mode, tally = self.config.capture, self.tally or RunCounters()
         if mode == OFF:
             return executable
@@ -290,7 +296,8 @@ class GpuBackend(_GpuTarget):
             mode,
             tally=tally,
             measured=self.measured,
-            streams=self.streams,
+            streams=None if sized is not None else self.streams,
+            sized=sized,
             locks=self.config.pin_inputs,
         )
 

@@ -11,6 +11,7 @@ from monograph.codegen.triton.emit.tile import pointwise
 from monograph.codegen.triton.matmul import product
 from monograph.codegen.triton.module.kernel import KERNELS, Candidate, Candidates, GpuContext
 from monograph.ir import Constant, Graph, Input, Value
+from monograph.ir.sizes import is_open
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.cast import Cast
 from monograph.ops.composite import DecodeAttention
@@ -44,7 +45,9 @@ def candidates(context: GpuContext) -> list[Candidate]:
     outputs = context.step.region.outputs
     kernels = None if anchor is None else family(anchor)
     runs_empty = kernels is not None and kernels.runs_empty
-    if len(outputs) == 1 and 0 in outputs[0].tensor.static and not runs_empty:
+    # A kernel of open sizes has an empty grid where one of them is 0.
+    empty = any(not is_open(d) and d == 0 for d in outputs[0].tensor.static)
+    if len(outputs) == 1 and empty and not runs_empty:
         return [Candidate("nothing", lambda: ())]
     if anchor is None:
         return pointwise(context)

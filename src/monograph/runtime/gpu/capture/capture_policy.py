@@ -65,7 +65,8 @@ class CapturePolicy:
             self._failed(error)
             return None
         self._failures = 0
-        self.counts.captures += 1
+        self.counts.captures += recorded.captured
+        self.counts.resizes += not recorded.captured
         return recorded
 
     def _failed(self, error: Exception) -> None:

@@ -44,6 +44,7 @@ from monograph.runtime.gpu.driver.graphs import (
     CopyNode,
     GraphError,
     Graphs,
+    Handle,
     Params,
 )
 
@@ -120,12 +121,16 @@ def _place(graphs: Graphs, node: object, copy: CopyNode, at: int) -> Place:
 class CapturedGraph:
     """An executable graph, its addresses, and the words of its nodes that hold them."""
 
+    captured = True
+    """True if it was recorded or built, not rewritten from another."""
+
     def __init__(
         self,
         graphs: Graphs,
         taken: Recording,
         places: Mapping[str, Sequence[Place]],
         addresses: Mapping[str, int],
+        executable: Handle | None = None,
     ) -> None:
         self.graphs = graphs
         self.taken = taken
@@ -148,7 +153,7 @@ class CapturedGraph:
         self.writes = False
         """True if kernels write outputs into pinned memory of the host."""
         self._places = [list(places.get(name, ())) for name in self.names]
-        self.executable = graphs.instantiate(taken.graph)
+        self.executable = executable or graphs.instantiate(taken.graph)
 
     @property
     def memory(self) -> list[torch.Tensor]:

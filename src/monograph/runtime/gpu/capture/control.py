@@ -76,6 +76,8 @@ def _kernels(nest: LaunchTree, rest: Iterator[LaunchTree]) -> int:
 class ConditionalLaunch:
     """A branch or a loop: which launches follow is decided when they are to be made."""
 
+    empty = False
+
     def __init__(self, nest: LaunchTree) -> None:
         self.nest = nest
         self.bodies: list[list[Record]] = []

@@ -45,6 +45,7 @@ from monograph.runtime.gpu.capture.replay_fast_path import (
     waited,
     with_fault_report,
 )
+from monograph.runtime.gpu.capture.sized_graphs import SizedGraphs
 from monograph.runtime.gpu.device_faults import FaultReport
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.host_io.host_io_graphs import HostRuns
@@ -72,6 +73,7 @@ class Replay(WrappedExecutable):
         measured: MeasuredTransferModes | None = None,
         streams: MeasuredStreams | None = None,
         locks: bool = True,
+        sized: SizedGraphs | None = None,
     ) -> None:
         super().__init__(executable)
         self.executable = executable
@@ -83,6 +85,9 @@ class Replay(WrappedExecutable):
         self._tuner = StreamTuner(executable, graphs, streams)
         self._maker = GraphBuilder(executable, graphs, self._tuner)
         self._arrays = HostRuns(self._launches, self._maker, self._policy, host, measured, locks)
+        self._sized = sized
+        """The graphs of all sizes of a variant, if this is the code of one."""
+        self._had_graph = False
         self._place = executable.device.place
         self._partial: PartialGraphs | None = None
         if mode != OFF:
@@ -221,7 +226,8 @@ class Replay(WrappedExecutable):
             if self._partial is not None:
                 self._policy.count_fallback(self._partial.reason)
                 return self._from_device(given, out, stream)
-            if any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values())):
+            tensors = any(isinstance(x, torch.Tensor) for x in (*given.values(), *out.values()))
+            if tensors or self._sized is not None:
                 return self._from_device(given, out, stream)
             pending = self._arrays.start(given, out, stream)
             return pending or self._from_device(given, out, stream, captured=False)
@@ -314,7 +320,7 @@ class Replay(WrappedExecutable):
             return self._launches.noted()
         recorded = self._recorded
         if recorded is None and self._policy.wanted():
-            recorded = self._policy.attempt(lambda: self._maker.make(memory))
+            recorded = self._policy.attempt(lambda: self._graph(memory))
             if recorded is not None:
                 self._launches.made[TENSORS] = recorded
                 self._warm_up(recorded)
@@ -324,6 +330,18 @@ class Replay(WrappedExecutable):
         launch_on(self._launches, recorded, memory, stream)
         self.executable.runs += 1
         return self._launches.noted()
+
+    def _graph(self, memory: Memory) -> CapturedGraph:
+        """Return a graph of the launches: of a variant, one that other sizes had."""
+        if self._sized is None:
+            return self._maker.make(memory)
+        again, self._had_graph = self._had_graph, True
+        found = self._sized.take(self._launches, memory, again)
+        if found is not None:
+            return found
+        made = self._sized.adopt(self._maker.make(memory), self._launches, memory)
+        made.captured = True
+        return made
 
     def _warm_up(self, recorded: CapturedGraph) -> None:
         """Let later runs take the fast path."""

@@ -69,6 +69,8 @@ class CudaRecord:
             self.words[arguments + position] = size
         self.params = ctypes.addressof(self._pointers)
         self.grid = grid
+        self.empty = 0 in grid
+        """True if it has nothing to do."""
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
@@ -90,7 +92,7 @@ class CudaRecord:
         self.words[position] = memory.data_ptr() + offset
 
     def launch(self, stream: int) -> None:
-        if 0 in self.grid:
+        if self.empty:
             return
         if stream != self._stream:
             self.config.hStream = cu.CUstream(stream)

@@ -102,7 +102,7 @@ class CudaGraphs(TorchGraphs):
         torch.cuda.init()  # before any driver call: torch's context is the one to use
         version = int(check(cu.cuDriverGetVersion()))
         self.conditionals = version >= _OLDEST_CONDITIONALS
-        self.builds = version >= _OLDEST_EDGES
+        self.builds = self.resizes = version >= _OLDEST_EDGES
         self.waits_for_inputs = can_overlap()
         self.else_bodies = version >= _OLDEST_ELSE
         """One node holds both bodies of a branch. Older drivers need two nodes."""
@@ -170,7 +170,8 @@ class CudaGraphs(TorchGraphs):
         kernel = params.kernel
         kernel.func = record.kernel.function
         for axis in "XYZ":
-            setattr(kernel, f"gridDim{axis}", getattr(config, f"gridDim{axis}"))
+            # A node with nothing to do is disabled: see `sized_graphs`.
+            setattr(kernel, f"gridDim{axis}", max(getattr(config, f"gridDim{axis}"), 1))
             setattr(kernel, f"blockDim{axis}", getattr(config, f"blockDim{axis}"))
         kernel.sharedMemBytes = config.sharedMemBytes
         kernel.kernelParams = record.params
@@ -249,6 +250,18 @@ class CudaGraphs(TorchGraphs):
 
     def instantiate(self, graph: Handle) -> Handle:
         return Handle(check(cu.cuGraphInstantiate(graph.value, 0)), _destroy_executable)
+
+    def resize(self, params: Params, record: Any) -> None:
+        native = params.native
+        native.func = record.kernel.function
+        native.gridDimX, native.gridDimY, native.gridDimZ = record.grid
+        native.blockDimX = record.kernel.binary.threads
+        native.sharedMemBytes = record.kernel.binary.shared
+        for blob, word in zip(params.blobs, record.words, strict=True):
+            blob.raw = int(word).to_bytes(8, "little")[: len(blob)]
+
+    def enable(self, executable: Handle, node: Any, enabled: bool) -> None:
+        check(cu.cuGraphNodeSetEnabled(executable.value, node, int(enabled)))
 
     def write(self, executable: Handle, params: Params) -> None:
         error = self._try_write(executable, params)

@@ -24,6 +24,9 @@ _INTERPRETING = threading.Lock()
 class Record(Protocol):
     """A launch whose argument addresses may still change."""
 
+    empty: bool
+    """True if it has nothing to do: a size is 0."""
+
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         """Set the address of an argument: an offset in bytes into some memory."""
 
@@ -102,6 +105,7 @@ class _Interpreted:
         self._dtypes = [a.dtype for a in arguments]
         self._tensors: list[torch.Tensor | None] = [None] * len(arguments)
         self._sizes = launch.sizes
+        self.empty = 0 in launch.grid
 
     def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
         from monograph.runtime.gpu.driver.interpreter_batch import Grid
@@ -146,14 +150,13 @@ class Launched(_Interpreted):
     def __init__(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> None:
         super().__init__(launch, arguments, stem)
         self.arguments = len(arguments)
-        self._empty = 0 in launch.grid
 
     def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         return partial(function(launch.source, stem)[launch.grid], **options)
 
     def launch(self, stream: int) -> None:
-        if not self._empty:
+        if not self.empty:
             self._run(*self._tensors, *self._sizes)
 
 

@@ -232,6 +232,18 @@ class Graphs(Protocol):
         words: how many pointers a generated kernel starts with.
         """
 
+    resizes: bool
+    """Nodes of an executable graph can be given other grids and numbers, and be disabled."""
+
+    def resize(self, params: Params, record: Any) -> None:
+        """Change parameters of a kernel's node to those of another launch of generated code.
+
+        It has as many arguments. `write` applies them.
+        """
+
+    def enable(self, executable: Handle, node: Any, enabled: bool) -> None:
+        """Enable or disable a node of an executable graph."""
+
     def instantiate(self, graph: Handle) -> Handle:
         """Return an executable graph."""
 

@@ -22,7 +22,7 @@ from monograph.codegen.triton.module.layout import BufferRef
 from monograph.errors import ConfigError
 from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Launched, Record
-from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle, Start
+from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle, Params, Start
 from monograph.runtime.gpu.memory import told_of_failure
 
 _IDLE_POOLS = 8
@@ -122,6 +122,14 @@ class TorchGraphs:
     def pinned(self, nbytes: int) -> torch.Tensor:
         with told_of_failure():
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    resizes = False
+
+    def resize(self, params: Params, record: Any) -> None:
+        raise GraphError("this driver cannot change the sizes of a graph")
+
+    def enable(self, executable: Handle, node: Any, enabled: bool) -> None:
+        raise GraphError("this driver cannot disable nodes")
 
     def lock_pages(self, address: int, nbytes: int) -> Handle:
         raise GraphError("this driver cannot lock pages of the host")
