@@ -16,6 +16,7 @@ from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_f
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul import fused_matvec, gemv, matrix_rows
 from monograph.codegen.triton.matmul.product import (
+    MOST_TILES,
     Operands,
     Parts,
     dot_precision,
@@ -122,6 +123,10 @@ class DotTiling:
     stages: int
     split: int = 1
 
+    def tiles(self, shape: ProductShape) -> int:
+        """Return the number of tiles of a result."""
+        return shape.batch * -(-shape.m // self.m) * -(-shape.n // self.n)
+
     def __str__(self) -> str:
         split = f" split {self.split}" if self.split > 1 else ""
         return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}{split}"
@@ -150,8 +155,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
         return few  # only these fuse work into the product
     configs = _tile_configs(shape.hint, anchor.inputs[0].dtype)
     if any_open((shape.batch, shape.m, shape.n)):
-        # The counters of a split sum have to be zero before the first run: their number is fixed.
-        configs = [c for c in configs if c.split == 1]
+        configs = [c for c in configs if c.split == 1 or c.tiles(shape.hint) <= MOST_TILES]
     found = variants("tiles", configs, partial(_tile_kernel, context, shape))
     # Early enough for a fast search; never the default, which must not need a library.
     early = [*few[:EARLY], *found[: 1 if few else 2]]

@@ -347,6 +347,17 @@ Place = Callable[[str], str]
 """Returns the addresses of a tile's elements of a part, from the number of the part."""
 
 
+MOST_TILES = 256
+"""The most tiles of a split sum with open rows: with more, tiles alone keep a device busy."""
+
+
+def _counters(tiles: int) -> int:
+    """Return the number of counters: memory that is zero before the first run has a fixed size."""
+    if not is_open(tiles):
+        return tiles
+    return MOST_TILES if tiles <= MOST_TILES else int(tiles)
+
+
 def join_parts(
     k: KernelWriter,
     parts: Parts,
@@ -361,7 +372,7 @@ def join_parts(
     """
     w = k.w
     memory = k.pointer(TritonScratch(parts.split * parts.size * parts.dtype.itemsize, parts.dtype))
-    counts = k.pointer(TritonScratch(parts.tiles * i32.itemsize, i32, zeroed=True))
+    counts = k.pointer(TritonScratch(_counters(parts.tiles) * i32.itemsize, i32, zeroed=True))
     own = w.let(place(k.program_id(2)), "i")
     w.line(f"tl.store({memory} + {own}, acc{f', mask={mask}' if mask else ''})")
     # This program's stores come before its count, and that before the last one's loads.

@@ -257,7 +257,9 @@ class CudaGraphs(TorchGraphs):
         native.gridDimX, native.gridDimY, native.gridDimZ = record.grid
         native.blockDimX = record.kernel.binary.threads
         native.sharedMemBytes = record.kernel.binary.shared
-        for blob, word in zip(params.blobs, record.words, strict=True):
+        if len(params.blobs) > len(record.words):
+            raise GraphError("a kernel's node has more parameters than its launch")
+        for blob, word in zip(params.blobs, record.words, strict=False):
             blob.raw = int(word).to_bytes(8, "little")[: len(blob)]
 
     def enable(self, executable: Handle, node: Any, enabled: bool) -> None:
