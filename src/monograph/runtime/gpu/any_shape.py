@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from monograph.codegen.triton.module.kernel import Launch
 from monograph.codegen.triton.module.layout import Bound, BufferRef, GpuModule
 from monograph.errors import ExecutionError, UnsupportedError
@@ -30,6 +32,8 @@ from monograph.runtime.shape_code import ShapeCode, shape_function
 
 _SIZE = re.compile(r"%size\.(\d+)")
 _VECTOR = 16
+NO_CONSTANTS: Array = np.zeros(0, np.uint8)
+"""In the place of constants that are on the device already."""
 
 
 class AnyShapeProgram(GpuProgram):
@@ -46,7 +50,9 @@ class AnyShapeProgram(GpuProgram):
                 for work, places, stem in zip(works, arguments, stems, strict=True)
             ]
 
-        super().__init__(layout, records, code.device, code.block, code.constants, turns=code.turns)
+        super().__init__(
+            layout, records, code.device, NO_CONSTANTS, code.constants, turns=code.turns
+        )
 
     @property
     def tier(self) -> str:
@@ -92,15 +98,15 @@ class AnyShapeGpu(ShapeCode):
         self.scope, graph = scope, module.program.graph
         named = zip(graph.input_names, graph.inputs, strict=True)
         self.shapes = {name: v.tensor.static for name, v in named}
-        self.device, self.constants = device, constants
-        self.program = module.program
-        self.block: Array = module.constants
+        self.device, self.program = device, module.program
         self.turns = RunTurns(device)
         self.stems = [b.step.region.kind for b in module.works]
         self._wrap = wrap
         self._layout = layout_of(module)
         self._works = [_with_alignment(b) for b in module.works]
-        self._uploaded = constants.upload(self.block, self._layout.pieces)
+        pieces = self._layout.pieces or ((0, module.constants.size),)
+        self.constants = constants.upload(module.constants, pieces)
+        """The constants of all sizes, on the device."""
         self._table = list(scope.table)
         wanted: dict[SizeExpression, None] = dict.fromkeys(self._table)
         for number in self._every_number():

@@ -19,6 +19,7 @@ from monograph.runtime.gpu.device_faults import FaultReport, Notes
 from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.memory import (
     SLACK,
+    ConstantBlock,
     DeviceConstants,
     Pieces,
     out_of_memory,
@@ -104,7 +105,7 @@ class GpuProgram(Executable):
         records: Callable[[], Sequence[Record]],
         device: Device,
         block: Array,
-        constants: DeviceConstants | None = None,
+        constants: DeviceConstants | ConstantBlock | None = None,
         held: Mapping[str, torch.Tensor] = NOTHING,
         turns: RunTurns | None = None,
     ) -> None:
@@ -120,7 +121,10 @@ class GpuProgram(Executable):
         pieces: Pieces = layout.pieces or ((0, block.size),)
         needs = (layout.arena_bytes, block.size, layout.kept_bytes)
         try:
-            self._constants = (constants or DeviceConstants(device)).upload(block, pieces)
+            if isinstance(constants, ConstantBlock):
+                self._constants = constants
+            else:
+                self._constants = (constants or DeviceConstants(device)).upload(block, pieces)
             self.buffers = {
                 ARENA: self.turns.arena(layout.arena_bytes),
                 KEPT: self._bytes(torch.zeros, layout.kept_bytes),
