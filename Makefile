@@ -23,6 +23,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: bench-any-shape
+.PHONY: bench-serve
 .PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -114,6 +115,10 @@ bench-any-shape: $(STAMP) ## Time code for any shape beside exact code and ONNX 
 
 dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph in its place (ARGS="magika nudenet")
 	$(BIN)/python -m benchmarks.dropin $(ARGS)
+
+bench-serve: $(STAMP) ## Time serving: overhead, throughput beside LitServe, overload (ARGS="overload --seconds 60")
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check aiohttp
+	$(BIN)/python -m benchmarks.serve $(or $(ARGS),overhead)
 
 bench-decode-cpu: $(STAMP) ## Time decoding on the CPU beside ONNX Runtime (ARGS="--shape llama-100m --threads 2")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,6 +65,17 @@ Timeout = Annotated[
     typer.Option(min=0.001, help="The deadline of a request in seconds.", show_default="30"),
 ]
 
+Keys = Annotated[
+    Path | None,
+    typer.Option("--api-keys", metavar="FILE", help="A file with one API key a line."),
+]
+Cert = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate of TLS (PEM).")]
+CertKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")]
+Logs = Annotated[
+    str | None,
+    typer.Option(metavar="text|json", help="The form of log records.", show_default="text"),
+]
+
 
 def serve(
     models: Models,
@@ -79,6 +90,10 @@ def serve(
     queue: Queue = None,
     max_body: MaxBody = None,
     timeout: Timeout = None,
+    api_keys: Keys = None,
+    tls_cert: Cert = None,
+    tls_key: CertKey = None,
+    logs: Logs = None,
     debug: Debug = False,
 ) -> None:
     """Serve models over HTTP and gRPC, until SIGTERM or Ctrl-C.
@@ -113,7 +128,9 @@ def serve(
             "batch": False if no_batch else None,
         }  # fmt: skip
         limits = {"queue": queue, "body_bytes": max_body, "request_seconds": timeout}
-        settings = read_settings(
-            models, config, http=http, grpc=grpc, host=host, defaults=defaults, limits=limits
-        )
+        server: dict[str, Any] = {
+            "http": http, "grpc": grpc, "host": host, "api_keys": api_keys, "tls_cert": tls_cert,
+            "tls_key": tls_key, "logs": logs,
+        }  # fmt: skip
+        settings = read_settings(models, config, **server, defaults=defaults, limits=limits)
         serve_models(settings)

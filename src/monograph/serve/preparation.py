@@ -16,6 +16,7 @@ from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import make_inputs
 from monograph.serve.batches import Arrays
 from monograph.serve.settings import ModelSettings
+from monograph.serve.statistics import ModelStatistics
 from monograph.session import Session, load
 
 _log = logging.getLogger("monograph.serve")
@@ -34,9 +35,15 @@ Key = tuple[tuple[int, ...], ...]
 class Preparation:
     """The shapes that a model has code for, and threads that compile for others."""
 
-    def __init__(self, session: Session, settings: ModelSettings, path: Path, name: str) -> None:
-        self.compiled_aside = 0
-        """The number of sets of shapes that were compiled while the model was serving."""
+    def __init__(
+        self,
+        session: Session,
+        settings: ModelSettings,
+        path: Path,
+        name: str,
+        statistics: ModelStatistics,
+    ) -> None:
+        self._statistics = statistics
         self._session = session
         self._settings = settings
         self._path = path
@@ -95,7 +102,7 @@ class Preparation:
         """Compile for the shapes of a request, apart from requests."""
         try:
             self._session.executable(feeds)
-            self.compiled_aside += 1
+            self._statistics.compiled_aside += 1
         except MonographError as e:
             # The next request of these shapes runs, and gets this error.
             _log.warning("no code for %s of %s: %s", key, self._name, e)

@@ -164,7 +164,7 @@ class Runner:
             if isinstance(answer, RequestError):
                 self._statistics.failed(answer.kind.name.lower(), took)
             else:
-                self._statistics.success.add(took)
+                self._statistics.succeeded(took)
         self._running = 0
         self._deliver(found)
 

@@ -10,12 +10,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import grpc
 import uvicorn
 
 from monograph.errors import ConfigError
 from monograph.serve.http.app import HttpApp
 from monograph.serve.http.connections import limited_connections
+from monograph.serve.keys import ApiKeys
+from monograph.serve.logs import set_up_logs
 from monograph.serve.protocol import Protocol2
 from monograph.serve.repository import Repository
 from monograph.serve.rpc.service import make_server
@@ -40,7 +44,8 @@ class Server:
         self.settings = settings
         self.repository = Repository(settings)
         self.protocol = Protocol2(self.repository)
-        self.app = HttpApp(self.protocol, settings.limits)
+        self._keys = ApiKeys(settings.api_keys)
+        self.app = HttpApp(self.protocol, self._keys)
         self._announce = announce
         self._stop = asyncio.Event()
 
@@ -54,15 +59,16 @@ class Server:
         server: _Uvicorn | None = None
         if self.settings.http is not None:
             listening = listen(self.settings.host, self.settings.http)
-            addresses.append(f"http://{_address(listening)}")
+            scheme = "https" if self.settings.tls_cert else "http"
+            addresses.append(f"{scheme}://{_address(listening)}")
             server = _Uvicorn(self._uvicorn_config())
             http = asyncio.create_task(server.serve(sockets=[listening]))
         rpc = None
         if self.settings.grpc is not None:
-            rpc = make_server(self.protocol, self.settings.limits)
+            rpc = make_server(self.protocol, self.settings.limits, self._keys)
             address = f"{_host(self.settings.host)}:{self.settings.grpc}"
             try:
-                port = rpc.add_insecure_port(address)
+                port = self._add_port(rpc, address)
             except RuntimeError:
                 raise ConfigError("the server cannot listen", given=address) from None
             await rpc.start()
@@ -78,6 +84,14 @@ class Server:
             await rpc.stop(self.settings.limits.drain_seconds)
         await loading
         await asyncio.to_thread(self.repository.close)
+
+    def _add_port(self, rpc: Any, address: str) -> int:
+        """Let the server of gRPC listen, by TLS if there is a certificate."""
+        cert, key = self.settings.tls_cert, self.settings.tls_key
+        if cert is None or key is None:
+            return int(rpc.add_insecure_port(address))
+        pair = (key.read_bytes(), cert.read_bytes())
+        return int(rpc.add_secure_port(address, grpc.ssl_server_credentials([pair])))
 
     def _load(self) -> None:
         started = time.monotonic()
@@ -103,6 +117,8 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            ssl_certfile=self.settings.tls_cert,
+            ssl_keyfile=self.settings.tls_key,
             limit_concurrency=limits.connections,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(limits.drain_seconds) or 1,
@@ -139,6 +155,8 @@ def _host(host: str) -> str:
 
 def serve(settings: ServerSettings, announce: Callable[[str], None] | None = None) -> None:
     """Serve models until SIGTERM or SIGINT."""
+
+    set_up_logs(settings.logs)
 
     async def run() -> None:
         await Server(settings, announce or _print).run()

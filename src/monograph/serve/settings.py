@@ -96,9 +96,28 @@ class ServerSettings:
     """The port of HTTP; 0 for any free port, None for none."""
     grpc: int | None = None
     """The port of gRPC; 0 for any free port, None for none."""
+    api_keys: Path | None = None
+    """A file with one API key a line; without it every request is allowed."""
+    tls_cert: Path | None = None
+    """The certificate of TLS (PEM); with `tls_key`."""
+    tls_key: Path | None = None
+    logs: str = "text"
+    """The form of log records: "text" or "json"."""
+    log_requests: bool = False
+    """Log every request of HTTP."""
     limits: Limits = field(default_factory=Limits)
     defaults: ModelSettings = field(default_factory=ModelSettings)
     by_model: Mapping[str, ModelSettings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("api_keys", "tls_cert", "tls_key"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, Path(given))
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs a certificate and its key: tls_cert and tls_key")
+        if self.logs not in ("text", "json"):
+            raise ConfigError("`logs` must be a form", expected="text | json", given=self.logs)
 
     def for_model(self, name: str) -> ModelSettings:
         """Return the settings of a model."""

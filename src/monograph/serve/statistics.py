@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 
 @dataclass
@@ -23,6 +25,36 @@ class Duration:
         return {"count": self.count, "ns": self.ns}
 
 
+SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""The bounds of histograms of times."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass
+class Histogram:
+    """Counts of values between bounds, and the sum of the values."""
+
+    bounds: tuple[float, ...] = SECONDS
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def names(self) -> list[str]:
+        """Return the upper bounds as texts."""
+        return [*(f"{b:g}" for b in self.bounds), "+Inf"]
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return the number of values up to each bound."""
+        return list(zip(self.names(), map(float, accumulate(self.counts)), strict=True))
+
+
 @dataclass
 class ModelStatistics:
     """Counts of one version of a model; the thread that runs it writes, others read."""
@@ -33,11 +65,13 @@ class ModelStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
-    first_token: Duration = field(default_factory=Duration)
-    """Times from the arrival of a request to its first token."""
-    next_token: Duration = field(default_factory=Duration)
-    """Times between tokens of a request."""
     generated: int = 0
+    latency: Histogram = field(default_factory=Histogram)
+    batch_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))
+    first: Histogram = field(default_factory=Histogram)
+    between: Histogram = field(default_factory=Histogram)
+    compiled_aside: int = 0
+    """Sets of shapes that were compiled while the model was serving."""
     rows: int = 0
     runs: int = 0
     padding: int = 0
@@ -55,6 +89,7 @@ class ModelStatistics:
         """Count a run."""
         self.runs += 1
         self.rows += rows
+        self.batch_rows.add(rows)
         self.compute_infer.add(seconds)
         self.batches.setdefault(rows, Duration()).add(seconds)
         self.last_ms = int(time.time() * 1e3)
@@ -64,10 +99,15 @@ class ModelStatistics:
         self.generated += 1
         if first:
             self.runs += 1
-            self.first_token.add(since_arrival)
+            self.first.add(since_arrival)
             self.last_ms = int(time.time() * 1e3)
         else:
-            self.next_token.add(seconds)
+            self.between.add(seconds)
+
+    def succeeded(self, seconds: float) -> None:
+        """Count an answered request."""
+        self.success.add(seconds)
+        self.latency.add(seconds)
 
     def failed(self, kind: str, seconds: float) -> None:
         """Count a failed request."""

@@ -39,7 +39,9 @@ class TensorModel:
         _check_types((*self.inputs, *self.outputs))
         self._expected = [(p.name, p.accepted, p.shape) for p in self.inputs]
         self.axes, self.unbatched = self._batch_axes()
-        self._preparation = Preparation(self.session, settings, found.path, found.name)
+        self._preparation = Preparation(
+            self.session, settings, found.path, found.name, self.statistics
+        )
         self._preparation.prepare()
         self._stand_in = self._preparation.fast_reference()
         self._independence = self._measured_independence()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,8 +29,10 @@ from monograph.serve.http.routing import (
     read_object,
     while_connected,
 )  # fmt: skip
+from monograph.serve.http.status import PAGE, POLICY, status_data
+from monograph.serve.keys import ApiKeys
+from monograph.serve.metrics import Metrics
 from monograph.serve.protocol import Protocol2
-from monograph.serve.settings import Limits
 
 RETRY_AFTER = {Failure.FULL: "1", Failure.UNAVAILABLE: "1"}
 _UNIMPLEMENTED = {
@@ -44,13 +48,22 @@ Handler = Callable[[Request, list[str]], Awaitable[Response]]
 class HttpApp:
     """The application of ASGI. Each first part of a path belongs to one handler."""
 
-    def __init__(self, protocol: Protocol2, limits: Limits) -> None:
+    def __init__(self, protocol: Protocol2, keys: ApiKeys) -> None:
+        settings = protocol.repository.settings
         self._protocol = protocol
-        self._limits = limits
+        self._limits = settings.limits
+        self._keys = keys
+        self._metrics = Metrics(protocol.repository)
+        self._log_requests = settings.log_requests
+        self._started = time.monotonic()
         self.handlers: dict[str, Handler] = {
             "v2": self._v2,
             "v1": OpenAI(protocol.repository).handle,
+            "metrics": self._metrics_text,
+            "": self._page,
         }
+        self.open_paths = {"/", "/v2/health/live", "/v2/health/ready"}
+        """Paths that need no API key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -62,12 +75,26 @@ class HttpApp:
             handler = self.handlers.get(parts[0])
             if handler is None:
                 raise RequestError(Failure.UNKNOWN, f"there is nothing at {scope['path'][:200]!r}")
+            if scope["path"] not in self.open_paths:
+                self._keys.check(request.headers)
             response = await handler(request, parts)
         except ClientDisconnect:
             return
         except Exception as error:
             response = self._failed(parts[0], error)
+        if self._log_requests:
+            fields = {"path": scope["path"], "status": response.status_code}
+            _log.info("%s %s", scope["method"], response.status_code, extra={"fields": fields})
         await response(scope, receive, send)
+
+    async def _metrics_text(self, request: Request, parts: list[str]) -> Response:
+        only(request, "GET")
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _page(self, request: Request, parts: list[str]) -> Response:
+        only(request, "GET", "HEAD")
+        headers = {"content-security-policy": POLICY, "cache-control": "no-store"}
+        return Response(PAGE, 200, headers, "text/html")
 
     def _failed(self, first: str, error: Exception) -> Response:
         found = as_request_error(error)
@@ -104,6 +131,8 @@ class HttpApp:
                 return _state(protocol.live(), {"live": protocol.live()})
             case ["health", "ready"]:
                 return _state(protocol.ready(), {"ready": protocol.ready()})
+            case ["status"]:
+                return as_json(status_data(protocol.repository, self._started))
             case ["models", "stats"]:
                 return as_json(protocol.statistics())
             case ["models", name, *rest]:

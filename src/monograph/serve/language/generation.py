@@ -181,7 +181,7 @@ class LanguageModel:
             self.statistics.queue.add(started - job.arrived)
             try:
                 self._run(job)
-                self.statistics.success.add(time.monotonic() - job.arrived)
+                self.statistics.succeeded(time.monotonic() - job.arrived)
             except Exception as error:
                 found = as_request_error(error)
                 if found.kind is Failure.INTERNAL:

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from monograph.serve.failures import as_request_error, unimplemented
+from monograph.serve.failures import RequestError, as_request_error, unimplemented
+from monograph.serve.keys import ApiKeys
 from monograph.serve.protocol import Protocol2
 from monograph.serve.rpc.infer import parameters_of, read_call, write_answer
 from monograph.serve.rpc.messages import HEALTH_SERVICE, MESSAGES, SERVICE, TYPE_NUMBERS
@@ -35,14 +36,15 @@ FINAL = "triton_enable_empty_final_response"
 class InferenceService:
     """The methods of `GRPCInferenceService`, and the check of health."""
 
-    def __init__(self, protocol: Protocol2) -> None:
+    def __init__(self, protocol: Protocol2, keys: ApiKeys) -> None:
         self._protocol = protocol
+        self._keys = keys
 
     def handlers(self) -> tuple[Any, ...]:
         """Return the handlers that a server of gRPC adds."""
         methods = {
-            "ServerLive": self._unary("Empty", self._server_live),
-            "ServerReady": self._unary("Empty", self._server_ready),
+            "ServerLive": self._unary("Empty", self._server_live, True),
+            "ServerReady": self._unary("Empty", self._server_ready, True),
             "ModelReady": self._unary("ModelReadyRequest", self._model_ready),
             "ServerMetadata": self._unary("Empty", self._server_metadata),
             "ModelMetadata": self._unary("ModelMetadataRequest", self._model_metadata),
@@ -59,15 +61,19 @@ class InferenceService:
             "RepositoryModelUnload": self._unary("RepositoryModelUnloadRequest", self._unload),
             **{name: self._unary("Empty", _refused(name)) for name in UNIMPLEMENTED},
         }
-        health = {"Check": self._unary("HealthCheckRequest", self._health)}
+        health = {"Check": self._unary("HealthCheckRequest", self._health, True)}
         return (
             grpc.method_handlers_generic_handler(SERVICE, methods),
             grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
         )
 
-    def _unary(self, request: str, method: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+    def _unary(
+        self, request: str, method: Callable[[Any, Context], Awaitable[Any]], open_: bool = False
+    ) -> Any:
         async def answer(given: Any, context: Context) -> Any:
             try:
+                if not open_:
+                    self._keys.check(dict(context.invocation_metadata() or ()))
                 return await method(given, context)
             except asyncio.CancelledError:
                 raise
@@ -138,6 +144,11 @@ class InferenceService:
 
     async def _stream(self, requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
         """Answer the requests of a stream in their order; they wait and run at the same time."""
+        try:
+            self._keys.check(dict(context.invocation_metadata() or ()))
+        except RequestError as error:
+            code, message = status_of(error)
+            await context.abort(code, message)
         begun: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(STREAMED)
 
         async def read() -> None:
@@ -191,7 +202,7 @@ def status_of(error: Exception) -> tuple[Any, str]:
     return getattr(grpc.StatusCode, found.kind.code), str(found)
 
 
-def make_server(protocol: Protocol2, limits: Limits) -> Any:
+def make_server(protocol: Protocol2, limits: Limits, keys: ApiKeys) -> Any:
     """Return a server of gRPC under these limits, without an address."""
     options = [
         ("grpc.max_receive_message_length", limits.body_bytes),
@@ -203,5 +214,5 @@ def make_server(protocol: Protocol2, limits: Limits) -> Any:
         ("grpc.http2.max_ping_strikes", 5),
     ]
     made = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
-    made.add_generic_rpc_handlers(InferenceService(protocol).handlers())
+    made.add_generic_rpc_handlers(InferenceService(protocol, keys).handlers())
     return made
