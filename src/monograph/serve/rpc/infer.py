@@ -89,7 +89,7 @@ def _from_contents(given: Any, name: str, shape: tuple[int, ...]) -> Array:
             f"input {name!r}: shape {list(shape)} has {math.prod(shape)} elements, {field} "
             f"{len(data)}"
         )
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         made = found.astype(dtype.numpy)
     if dtype.is_integer and not np.array_equal(made, found):
         raise invalid(f"input {name!r}: a number is out of the range of {NAMES[dtype]}")
