@@ -203,3 +203,33 @@ def test_slices_whose_length_differs_wait_for_the_run() -> None:
     model = assigning("x", length=3, count=5)
     (loop,) = loops(monograph.load(model, target="reference").bound_graph(feeds))
     assert not all(v.type.is_static for v in loop.op.body.values)
+
+
+@pytest.mark.parametrize(("start", "step"), [(0, 1), (1, 1), (0, 3), (6, 1)])
+def test_a_loop_up_to_an_open_size_is_compiled_once(start: int, step: int) -> None:
+    """A turn is made in any case where the condition before the loop holds."""
+    model = rows_loop(start=start, step=step)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString())
+    session = monograph.load(
+        model, target="cpu", specialise="off", checked=True, cache_bytes=0, threads=2
+    )
+    rows = np.random.default_rng(0).normal(size=(29, 3)).astype(np.float32)
+    for count in (12, 29, 8, 7, 12):
+        feeds = {"x": rows[:count]}
+        for found, expected in zip(session.run(feeds), theirs.run(None, feeds), strict=True):
+            assert found.shape == expected.shape
+            assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
+    stats = session.stats
+    assert stats["exact_reason"] == ""
+    assert stats["variants"] == (2 if start == 6 else 1)  # one turn, and more
+    assert stats["launches_per_run"] == 1
+
+
+def test_a_limit_that_data_decide_or_a_counter_that_may_stand_is_not_counted() -> None:
+    feeds = {"x": X, "limit": np.array(3, np.int32)}
+    session = monograph.load(rows_loop("limit"), target="cpu", specialise="off", cache_bytes=0)
+    assert session.run(feeds)[2].shape == (3, 3)
+    assert session.run(feeds | {"x": X[:3]})[2].shape == (3, 3)
+    backwards = rows_loop(step=-1, start=2)
+    graph = monograph.load(backwards, target="reference").bound_graph({"x": X[:3]})
+    assert known(loops(graph)[0].op.body.outputs[0][1]) is None

@@ -121,6 +121,11 @@ class ShapeCode(ABC):
                     return f"{symbol.name} is {values[symbol]} and {number}: must be one size"
         return values
 
+    @property
+    def specialisations(self) -> int:
+        """The number of programs compiled for sizes that data decided."""
+        return 0
+
     @abstractmethod
     def executable(self, values: Mapping[Symbol, int]) -> Executable:
         """Return what runs inputs of these sizes."""

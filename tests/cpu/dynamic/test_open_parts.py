@@ -234,3 +234,52 @@ def test_computed_bounds_of_slices(
         for a, b in zip(starts, stops, strict=True)
     ]
     check(text, cases, compilations)
+
+
+@pytest.mark.parametrize("specialise", ["off", "auto"])
+def test_a_program_in_parts_is_code_for_any_shape(specialise: str) -> None:
+    """Open dimensions of inputs flow through two splits and a growing loop."""
+    text = """
+    g (float[N, 3] x, bool[M] m, int64 n) => (float[k, 3] y, float[N, 3] z, int64[1, q] at) {
+        p = NonZero(m)
+        a = Constant<value = int64[1] {0}>()
+        places = Squeeze(p, a)
+        rows = Gather<axis = 0>(x, places)
+        total = ReduceSum(x, a)
+        scaled = Add(rows, total)
+        yes = Constant<value = bool {1}>()
+        y = Loop(n, yes, scaled) <body = b (int64 i, bool c, float[p, 3] s)
+            => (bool c1, float[q, 3] s1) {
+            c1 = Identity(c)
+            s1 = Concat<axis = 0>(s, x)
+        }>
+        kept = Greater(y, total)
+        at2 = NonZero(kept)
+        one = Constant<value = int64[1] {1}>()
+        at = Slice(at2, a, one, a)
+        z = Neg(x)
+    }"""
+    model = onnx.parser.parse_model(HEAD + text)
+    session = monograph.load(
+        model, target="cpu", threads=2, specialise=specialise, cache_bytes=0, checked=True
+    )
+    reference = monograph.load(model, target="reference")
+
+    def run(rows: int, length: int, count: int, turns: int) -> None:
+        mask = some(count, length)
+        feeds = {"x": floats(rows, 3), "m": mask, "n": np.array(turns)}
+        for found, wanted in zip(session.run(feeds), reference.run(feeds), strict=True):
+            assert found.shape == wanted.shape
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+    run(9, 8, 5, 3)
+    before = session.stats
+    assert before["exact_reason"] == ""
+    for case in ((12, 11, 4, 2), (20, 8, 8, 6), (10, 10, 3, 7)):
+        run(*case)
+    after = session.stats
+    assert after["variants"] == before["variants"] == 1
+    assert after["specialisations"] == before["specialisations"]
+    for case in ((1, 1, 1, 1), (1, 1, 0, 0), (5, 3, 0, 2), (8, 2, 1, 0)):
+        run(*case)
+    session.close()

@@ -174,8 +174,10 @@ class _Known:
         """Return the values that follow from the first data."""
         found = {*self.body.inputs[:2], *self.start}
         for v in self.body.values:
-            small = isinstance(v.type, TensorType) and v.type.is_static
-            if small and v.tensor.size <= MAX_COUNTED_SIZE and v.op.pure and v not in found:
+            plain = isinstance(v.type, TensorType) and v.type.is_static
+            if not plain or any_open(v.tensor.static):
+                continue
+            if v.tensor.size <= MAX_COUNTED_SIZE and v.op.pure and v not in found:
                 from_known = v.inputs and all(i in found for i in v.inputs)
                 if from_known or known(v) is not None:
                     found.add(v)

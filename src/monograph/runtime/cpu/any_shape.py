@@ -17,7 +17,7 @@ from monograph.codegen.llvm.module.barrier import SIZES
 from monograph.codegen.llvm.module.features import Features
 from monograph.config import make_config
 from monograph.errors import ExecutionError, UnsupportedError
-from monograph.ir import Array, Graph
+from monograph.ir import Array, Graph, TensorType
 from monograph.ir.lazy import lazy
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import SizeExpression, Symbol
@@ -168,9 +168,8 @@ def compile_any_shape(
     if lowered.split is not None or lowered.states or lowered.in_pairs:
         why = "data decide sizes" if lowered.split is not None else "states or complex numbers"
         raise UnsupportedError("code for any shape is one function", given=why)
-    shapes = {
-        name: v.tensor.static for name, v in zip(graph.input_names, graph.inputs, strict=True)
-    }
+    types = zip(graph.input_names, graph.input_types, strict=True)
+    shapes = {name: t.static for name, t in types if isinstance(t, TensorType)}
     return compile_open_program(
         lowered.program, scope, shapes, features, threads, cache, winograd, progress, checked
     )

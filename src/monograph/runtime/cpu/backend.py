@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
-from monograph.ir import Graph
+from monograph.ir import Graph, TensorType
 from monograph.runtime.cache.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.store import store_options
@@ -20,8 +20,8 @@ from monograph.runtime.target import Target
 
 if TYPE_CHECKING:
     from monograph.ir.sizes import SizeScope
-    from monograph.runtime.cpu.any_shape import AnyShape
     from monograph.runtime.dynamic.staged import Compiler
+    from monograph.runtime.shape_code import ShapeCode
 
 
 class CpuBackend(Target):
@@ -67,23 +67,15 @@ class CpuBackend(Target):
         import_whole(KERNELS.load)
         return compile_stages(graph, self.compiler())
 
-    def compile_any_shape(self, graph: Graph, scope: SizeScope) -> AnyShape:
+    def compile_any_shape(self, graph: Graph, scope: SizeScope) -> ShapeCode:
         """Compile an optimised graph with open sizes."""
         from monograph.codegen.llvm.module.kernel import KERNELS
-        from monograph.runtime.cpu.any_shape import compile_any_shape
+        from monograph.runtime.dynamic.staged import compile_open
 
         import_whole(KERNELS.load)
-        config = self._config
-        return compile_any_shape(
-            graph,
-            scope,
-            choose_features(config.cpu_isa),
-            self.threads,
-            open_cache(config),
-            config.winograd,
-            self._progress,
-            config.checked,
-        )
+        types = zip(graph.input_names, graph.input_types, strict=True)
+        shapes = {name: t.static for name, t in types if isinstance(t, TensorType)}
+        return compile_open(graph, self.compiler(), scope, shapes)
 
     def load(
         self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]

@@ -28,6 +28,7 @@ from monograph.ir.size_expressions import (
 from monograph.ir.sizes import SizeScope, is_open
 from monograph.program.dynamic.resize import Change, resized_type
 from monograph.runtime.executable import Executable, constant_bytes
+from monograph.runtime.shape_code import ShapeCode, Shapes
 
 MOST_VARIANTS = 8
 """The most variants of the code of a part; beyond, each set of sizes has exact code."""
@@ -40,18 +41,7 @@ SMALL = 64
 
 Sizes: TypeAlias = Mapping[Symbol, int]
 """The values of the open sizes of the program that a part belongs to."""
-Numbers: TypeAlias = Mapping[str, tuple[int, ...]]
 _log = logging.getLogger("monograph")
-
-
-class OpenCode(Protocol):
-    """Code for all sizes for which its guards hold."""
-
-    def bind(self, given: Numbers) -> dict[Symbol, int] | None:
-        """Return the values of the open sizes; None if the guards do not hold."""
-
-    def executable(self, values: Mapping[Symbol, int]) -> Executable:
-        """Return what runs at these sizes."""
 
 
 class PartCompiler(Protocol):
@@ -60,7 +50,7 @@ class PartCompiler(Protocol):
     def exact(self, graph: Graph) -> Executable:
         """Compile a graph of known sizes."""
 
-    def open_code(self, graph: Graph, scope: SizeScope, shapes: Numbers) -> OpenCode | None:
+    def open_code(self, graph: Graph, scope: SizeScope, shapes: Shapes) -> ShapeCode | None:
         """Compile a graph with open sizes; None if the target has no such code.
 
         shapes: the open sizes that each set of numbers gives.
@@ -113,7 +103,7 @@ def formal(name: str, value: Value, decides: bool) -> Formal:
 class _Group:
     """Code for operands that differ in open sizes only."""
 
-    codes: list[OpenCode] = field(default_factory=list)
+    codes: list[ShapeCode] = field(default_factory=list)
     exact_reason: str = ""
     """Why there is no code for all sizes."""
 
@@ -161,6 +151,7 @@ class OpenPart:
             _, old = self._groups.popitem(last=False)
             for code in old.codes:
                 self._last.pop(id(code), None)
+                self._gone += code.specialisations
             self._bound.clear()
         named = {f.name: f.numbers(x) for (f, _), x in zip(self._formals, data, strict=True)}
         named = {name: numbers for name, numbers in named.items() if numbers}
@@ -178,7 +169,7 @@ class OpenPart:
         self._forget()
         return made
 
-    def _open(self, group: _Group, numbers: Numbers) -> Executable | None:
+    def _open(self, group: _Group, numbers: Shapes) -> Executable | None:
         for code in group.codes:
             values = code.bind(numbers)
             if values is not None:
@@ -191,7 +182,7 @@ class OpenPart:
         group: _Group,
         data: Sequence[Any],
         named: Mapping[str, tuple[tuple[Dim, int], ...]],
-        numbers: Numbers,
+        numbers: Shapes,
         sizes: Sizes,
     ) -> Executable | None:
         scope = SizeScope()
@@ -234,7 +225,7 @@ class OpenPart:
         self.compiled += 1
         return self._compiler.exact(graph)
 
-    def _graph(self, data: Sequence[Any], shapes: Numbers, change: Change) -> Graph:
+    def _graph(self, data: Sequence[Any], shapes: Shapes, change: Change) -> Graph:
         """Return the graph of the part for operands with these numbers."""
         arguments = []
         for (formal_, decides), x in zip(self._formals, data, strict=True):
@@ -264,7 +255,10 @@ class OpenPart:
     @property
     def specialisations(self) -> int:
         """The number of programs compiled for sizes that data decided, inside parts too."""
-        return self.compiled + self._gone + sum(e.specialisations for e in self.executables)
+        codes = (code for group in self._groups.values() for code in group.codes)
+        inside = sum(c.specialisations for c in codes)
+        inside += sum(e.specialisations for e in self._exact.values())
+        return self.compiled + self._gone + inside
 
 
 def _key(formal_: tuple[Formal, bool], data: Any) -> Any:

@@ -32,7 +32,7 @@ from monograph.runtime.cpu.any_shape import AnyShape, compile_open_program
 from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.dynamic.host_loop import HostLoop
-from monograph.runtime.dynamic.open_part import Numbers, OpenCode, OpenPart, Sizes, formal
+from monograph.runtime.dynamic.open_part import OpenPart, Sizes, formal
 from monograph.runtime.executable import (
     Executable,
     Feeds,
@@ -43,6 +43,7 @@ from monograph.runtime.executable import (
 from monograph.runtime.forking import ForkLock
 from monograph.runtime.outputs import NOTHING, deliver
 from monograph.runtime.progress import Progress, silent
+from monograph.runtime.shape_code import ShapeCode, Shapes
 
 
 class ComplexExecutable(WrappedExecutable):
@@ -130,7 +131,7 @@ class Compiler:
         """True if programs are compiled with open sizes."""
         return True
 
-    def open_program(self, program: Program, scope: SizeScope, shapes: Numbers) -> AnyShape:
+    def open_program(self, program: Program, scope: SizeScope, shapes: Shapes) -> AnyShape:
         """Compile a program with open sizes, which are found from these numbers."""
         made = compile_open_program(
             program,
@@ -181,7 +182,7 @@ class Compiling(Protocol):
     def opens(self) -> bool:
         """True if programs are compiled with open sizes; else for each set of sizes."""
 
-    def open_program(self, program: Program, scope: SizeScope, shapes: Numbers) -> OpenCode:
+    def open_program(self, program: Program, scope: SizeScope, shapes: Shapes) -> ShapeCode:
         """Compile a program with open sizes, which are found from these numbers."""
 
 
@@ -197,7 +198,7 @@ class _Parts:
             made.is_rest = True
         return made
 
-    def open_code(self, graph: Graph, scope: SizeScope, shapes: Numbers) -> OpenCode | None:
+    def open_code(self, graph: Graph, scope: SizeScope, shapes: Shapes) -> ShapeCode | None:
         if not self.compiler.opens:
             return None
         return compile_open(self.compiler.optimise(graph), self.compiler, scope, shapes, rest=True)
@@ -230,19 +231,30 @@ class Stages:
         waits = set(parts.waiting)
         self.later = [n for n, v in parts.whole.outputs if v in waits]
         self.lock = ForkLock()
+        self.counted = 0
+        """The number of compilations that some executable counts."""
+
+    @property
+    def specialisations(self) -> int:
+        """The number of compilations for shapes that depend on data."""
+        turns = sum(t.specialisations for t in self.loops.values())
+        return turns + self.rest.specialisations
 
 
-class OpenStages:
+class OpenStages(ShapeCode):
     """A program in parts with open sizes: code for the first part, and what the others share."""
 
-    def __init__(self, lowered: Lowered, code: OpenCode, compiler: Compiling, rest: bool) -> None:
+    def __init__(self, lowered: Lowered, code: ShapeCode, compiler: Compiling, rest: bool) -> None:
+        """rest: the program is a later part of another."""
+        self.scope, self.shapes = code.scope, code.shapes
         self._stages = Stages(lowered, compiler)
         self._code = code
         self._is_rest = rest
 
-    def bind(self, given: Numbers) -> dict[Symbol, int] | None:
-        """Return the values of the open sizes; None if the guards do not hold."""
-        return self._code.bind(given)
+    @property
+    def specialisations(self) -> int:
+        with self._stages.lock:
+            return self._stages.specialisations
 
     def executable(self, values: Mapping[Symbol, int]) -> StagedExecutable:
         """Return what runs at these sizes."""
@@ -264,6 +276,7 @@ class StagedExecutable(Executable):
         self._why = why_staged(self)
         self.first = first
         self._sizes = sizes
+        self._specialised = 0
         self._states = stages.states
         self.counts = Counts()
         tally = stages.compiler.tally
@@ -332,6 +345,10 @@ class StagedExecutable(Executable):
         every = zip(shared.names, given, shared.plain, strict=True)
         made = executable.run({name: x for name, x, plain in every if plain})
         return dict(zip(shared.later, made, strict=True))
+
+    @property
+    def tier(self) -> str:
+        return self.first.tier
 
     @property
     def stops(self) -> Sequence[str]:
@@ -434,9 +451,12 @@ class StagedExecutable(Executable):
     @property
     def specialisations(self) -> int:
         """The number of compilations for shapes that depend on data."""
-        turns = sum(t.specialisations for t in self._loops.values())
         with self._lock:
-            return self.first.specialisations + turns + self._shared.rest.specialisations
+            # Executables of several sizes share the later parts: each compilation counts once.
+            new = self._shared.specialisations - self._shared.counted
+            self._shared.counted += new
+            self._specialised += new
+            return self.first.specialisations + self._specialised
 
 
 def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
@@ -450,8 +470,8 @@ def compile_stages(graph: Graph, compiler: Compiling) -> Executable:
 
 
 def compile_open(
-    graph: Graph, compiler: Compiling, scope: SizeScope, shapes: Numbers, rest: bool = False
-) -> OpenCode:
+    graph: Graph, compiler: Compiling, scope: SizeScope, shapes: Shapes, rest: bool = False
+) -> ShapeCode:
     """Compile an optimised graph with open sizes, which are found from these numbers.
 
     rest: the graph is a later part of a program. Raises UnsupportedError for a graph whose first

@@ -26,7 +26,6 @@ from monograph.program.work import program_work
 from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.store import gpu_options
 from monograph.runtime.counts import OFF, RunCounters
-from monograph.runtime.dynamic.open_part import Numbers, OpenCode
 from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port
 from monograph.runtime.forking import import_whole
@@ -66,7 +65,7 @@ from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
 from monograph.runtime.gpu.ports import TensorStages, imported
 from monograph.runtime.outputs import NOTHING
 from monograph.runtime.progress import Progress
-from monograph.runtime.shape_code import ShapeCode
+from monograph.runtime.shape_code import ShapeCode, Shapes
 from monograph.runtime.target import Target
 
 Optimise = Callable[[Graph], Graph]
@@ -162,7 +161,7 @@ class _GpuTarget(Target):
         """Return False: kernels have their sizes as literals."""
         return False
 
-    def open_program(self, program: Program, scope: SizeScope, shapes: Numbers) -> OpenCode:
+    def open_program(self, program: Program, scope: SizeScope, shapes: Shapes) -> ShapeCode:
         raise UnsupportedError("a GPU has no code for open sizes")
 
     def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ SLACK_MARK = "; slack"
 """Marks a load whose last lanes may be beyond the buffer and are never used."""
 READS_MARK = "; reads "
 """Marks a masked load with the bytes that it reads."""
+SIZES = "%sizes"
+"""The table of open sizes, of which only its own entries are read."""
 SPANS_MARK = "; spans "
 """Marks a call with the bytes that it accesses from each pointer, as low:high."""
 
@@ -238,7 +240,7 @@ class Instrumented:
         if found := _CALL.search(line):
             pointers = re.findall(r"ptr (%[^\s,)]+)", found[1])
             spans = [tuple(map(self._number, s.split(":"))) for s in found[2].split()]
-            given = [p for p in pointers if p != f"%{GUARD}"]
+            given = [p for p in pointers if p not in (f"%{GUARD}", SIZES)]
             pairs = zip(given, spans, strict=True)
             return [_Access(k, p, high, low, whole=True) for p, (low, high) in pairs]
         if line.startswith(_HARMLESS):

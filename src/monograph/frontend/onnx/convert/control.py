@@ -11,6 +11,7 @@ from monograph.frontend.onnx.convert.common import cast
 from monograph.frontend.onnx.dtypes import value_type
 from monograph.frontend.onnx.loop_turns import count_turns, settle_turns
 from monograph.frontend.onnx.node import Node, SubGraph, converter
+from monograph.frontend.onnx.open_turns import count_open_turns
 from monograph.ir import (
     Graph,
     Input,
@@ -24,6 +25,7 @@ from monograph.ir import (
     unpack,
 )
 from monograph.ir.dtype import DType, boolean, i64
+from monograph.ir.sizes import is_open
 from monograph.ops import control as ctl
 from monograph.ops import elementwise as ew
 from monograph.ops import shape as sh
@@ -117,12 +119,15 @@ def _without_fixed_state(
     )
     operands = (*(state[i] for i in moving), *body.captures, *(state[i] for i in fixed))
     turns = count_turns(graph, len(moving), trips, condition, operands)
+    if turns is None:
+        turns = count_open_turns(graph, len(moving), trips, condition, operands)
     if turns is not None:
         always = constant(np.ones(go_on[1].tensor.static, bool))
         outputs_left = ((go_on[0], always), *graph.outputs[1:])
         graph = Graph(graph.inputs, outputs_left, graph.name, graph.origins)
-        graph = settle_turns(graph, len(moving), turns, operands)
-        trips = constant(turns)
+        if not is_open(turns):
+            graph = settle_turns(graph, len(moving), turns, operands)
+        trips, condition = constant(turns), constant(np.ones(condition.tensor.static, bool))
     found = unpack(ctl.Loop(graph, len(moving))(trips, condition, *operands))
     last = dict(zip(moving, found, strict=False)) | {i: state[i] for i in fixed}
     stacks = found[len(moving) :]
