@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.codegen.triton.module.kernel import Launch
+from monograph.errors import ExecutionError
 from monograph.runtime.gpu import any_shape, target
 from monograph.runtime.gpu.capture import sized_graphs
 from monograph.runtime.gpu.driver.graphs import GraphError
@@ -50,14 +52,19 @@ def network() -> onnx.ModelProto:
 class Rig:
     """A session on the fake driver, and the reference."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        model: onnx.ModelProto | None = None,
+        **options: Any,
+    ) -> None:
         self.driver = FakeDriver()
         graphs = FakeGraphs(self.driver, builds=True)
         device = FakeDevice(self.driver, graphs)
         monkeypatch.setattr(target, "open_device", lambda name: device)
         given = {"target": "gpu:interpreter", "specialise": "off", "cache_dir": ""} | options
-        self.session: Session = monograph.load(network(), **given)
-        self.reference = monograph.load(network(), target="reference")
+        self.session: Session = monograph.load(model or network(), **given)
+        self.reference = monograph.load(model or network(), target="reference")
 
     def check(self, *shape: int, seed: int = 0) -> list[torch.Tensor]:
         x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
@@ -183,3 +190,60 @@ def test_arrays_of_the_host_run_by_the_same_graph(rig: Rig) -> None:
         for a, b in zip(rig.session.run({"x": x}), rig.reference.run({"x": x}), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert rig.stats["captures"] == 1
+
+
+def test_threads_run_different_sizes_at_once(rig: Rig) -> None:
+    rig.check(2, 9, 8)
+    wrong: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(6):
+                shape = SHAPES[(number + turn) % len(SHAPES)]
+                rig.check(*shape, 8, seed=number * 10 + turn)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(t.is_alive() for t in threads)
+    assert wrong == []
+    assert rig.stats["captures"] == 1
+
+
+def test_queued_runs_keep_their_sizes(rig: Rig) -> None:
+    rig.check(2, 9, 8)
+    rig.driver.lazy = True
+    given = {s: torch.randn(*s, 8) for s in SHAPES}
+    pending = {s: rig.session.run_async({"x": x}) for s, x in given.items()}
+    rig.driver.lazy = False
+    rig.driver.drain()
+    for shape, run in pending.items():
+        for a, b in zip(run.result(), rig.reference.run({"x": given[shape].numpy()}), strict=True):
+            np.testing.assert_allclose(a.numpy(), b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_data_fault_belongs_to_the_run_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = np.arange(40, dtype=np.float32).reshape(10, 4)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["t", "i"], ["y"])],
+        "lookup",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, ["N"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(table, "t")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    rig = Rig(monkeypatch, model)
+    for size, wrong in ((5, False), (7, True), (9, False), (7, False), (5, True), (6, False)):
+        i = torch.arange(size) % 10
+        if wrong:
+            i[size // 2] = 77
+            with pytest.raises(ExecutionError, match="77"):
+                rig.session.run({"i": i})
+            continue
+        (given,) = rig.session.run({"i": i})
+        np.testing.assert_array_equal(given.numpy(), table[i.numpy()])
+    assert rig.stats["captures"] == rig.stats["variants"] == 1
