@@ -130,7 +130,7 @@ def test_only_so_many_graphs_are_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch)
 def test_a_kernel_without_work_is_disabled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = any_shape._bound_launch
 
-    def without_work(work: Launch, numbers: Any) -> Launch:
+    def without_work(work: Any, numbers: Any) -> Launch:
         made = plain(work, numbers)
         return replace(made, grid=(0, 1, 1)) if "tl.max(" in made.source else made
 

@@ -8,9 +8,9 @@ kernel has at most two forms: one for all sizes, and one for sizes that are mult
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from monograph.ir.size_expressions import SizeExpression, Symbol
 from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.program.program import Program
 from monograph.runtime.executable import ANY_SHAPE, Executable
-from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
+from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout, GpuProgram
 from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.executable import layout_of
 from monograph.runtime.gpu.memory import DeviceConstants
@@ -32,6 +32,7 @@ from monograph.runtime.shape_code import ShapeCode, shape_function
 
 _SIZE = re.compile(r"%size\.(\d+)")
 _VECTOR = 16
+T = TypeVar("T")
 NO_CONSTANTS: Array = np.zeros(0, np.uint8)
 """In the place of constants that are on the device already."""
 
@@ -63,24 +64,49 @@ class AnyShapeProgram(GpuProgram):
         return [self._code.program]
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """The numbers of one set of sizes."""
+class _Places:
+    """The places of numbers among those of one shape: computed ones, then literals."""
 
-    made: tuple[int, ...]
-    places: Mapping[SizeExpression, int]
-    table: Sequence[SizeExpression]
+    def __init__(self, numbers: Iterable[int], table: Iterable[SizeExpression]) -> None:
+        wanted = dict.fromkeys(table)
+        for number in numbers:
+            if is_open(number):
+                wanted[number.expression] = None
+        self.computed = {e: i for i, e in enumerate(wanted)}
+        self.literals: dict[int, int] = {}
 
     def of(self, number: int) -> int:
-        """Return a number at these sizes."""
-        return self.made[self.places[number.expression]] if is_open(number) else number
+        """Return the place of a number."""
+        if is_open(number):
+            return self.computed[number.expression]
+        return len(self.computed) + self.literals.setdefault(number, len(self.literals))
 
-    def all(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        return tuple(map(self.of, numbers)) if any_open(numbers) else tuple(numbers)
+    def row(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(self.of, numbers))
 
-    def text(self, text: str) -> str:
-        """Return a text with numbers in the place of open sizes."""
-        return _SIZE.sub(lambda m: str(self.made[self.places[self.table[int(m[1])]]]), text)
+
+@dataclass(frozen=True)
+class _Template(Generic[T]):
+    """An object with open sizes, and the places of its numbers."""
+
+    original: T
+    numbers: tuple[tuple[str, int], ...] = ()
+    """By attribute."""
+    rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """By attribute: places of the numbers of a tuple."""
+
+    def at(self, made: Sequence[int]) -> T:
+        """Return the object with the numbers of a shape. Every new shape makes hundreds."""
+        if not self.numbers and not self.rows:
+            return self.original
+        found: T = object.__new__(type(self.original))
+        fields = vars(found)
+        fields.update(vars(self.original))
+        for name, place in self.numbers:
+            fields[name] = made[place]
+        for name, places in self.rows:
+            fields[name] = tuple([made[i] for i in places])
+        return found
 
 
 class AnyShapeGpu(ShapeCode):
@@ -102,41 +128,64 @@ class AnyShapeGpu(ShapeCode):
         self.turns = RunTurns(device)
         self.stems = [b.step.region.kind for b in module.works]
         self._wrap = wrap
-        self._layout = layout_of(module)
-        self._works = [_with_alignment(b) for b in module.works]
-        pieces = self._layout.pieces or ((0, module.constants.size),)
+        self._layout = layout = layout_of(module)
+        works = [_with_alignment(b) for b in module.works]
+        pieces = layout.pieces or ((0, module.constants.size),)
         self.constants = constants.upload(module.constants, pieces)
         """The constants of all sizes, on the device."""
         self._table = list(scope.table)
-        wanted: dict[SizeExpression, None] = dict.fromkeys(self._table)
-        for number in self._every_number():
-            if is_open(number):
-                wanted[number.expression] = None
-        self._places = {e: i for i, e in enumerate(wanted)}
-        self._compute = shape_function([*scope.hints], [*wanted])
-
-    def _every_number(self) -> Sequence[int]:
-        layout = self._layout
-        found = [
-            layout.arena_bytes,
-            *(d for p in (*layout.inputs, *layout.outputs) for d in p.shape),
-        ]
-        found += [n for row in layout.arguments for a in row for n in (a.offset, a.room, a.below)]
-        return found + [n for work in self._works for n in (*work.grid, *work.sizes)]
+        self._places = places = _Places(_every_number(layout, works), self._table)
+        self._works = [_launch_template(work, places) for work in works]
+        self._arguments = [[_place_template(a, places) for a in row] for row in layout.arguments]
+        self._inputs = [_port_template(p, places) for p in layout.inputs]
+        self._outputs = [_port_template(p, places) for p in layout.outputs]
+        self._arena = places.of(layout.arena_bytes)
+        self._literals = tuple(places.literals)
+        self._compute = shape_function([*scope.hints], [*places.computed])
 
     def executable(self, values: Mapping[Symbol, int]) -> Executable:
         """Return what runs inputs of these sizes."""
-        numbers = _Numbers(self._compute(values), self._places, self._table)
-        arena = numbers.of(self._layout.arena_bytes)
+        made = (*self._compute(values), *self._literals)
+        arena = made[self._arena]
         if arena > MAX_TENSOR_BYTES:
             raise ExecutionError(
                 "a run of this size needs too much memory",
                 expected=f"at most {MAX_TENSOR_BYTES:,} bytes",
                 given=f"{arena:,} bytes",
             )
-        layout = _bound_layout(self._layout, numbers)
-        works = [_bound_launch(work, numbers) for work in self._works]
-        return self._wrap(AnyShapeProgram(self, layout, works))
+        works = [_bound_launch(work, made) for work in self._works]
+        return self._wrap(AnyShapeProgram(self, self._bound_layout(made), works))
+
+    def _bound_layout(self, made: Sequence[int]) -> GpuLayout:
+        return replace(
+            self._layout,
+            inputs=tuple(p.at(made) for p in self._inputs),
+            outputs=tuple(p.at(made) for p in self._outputs),
+            arguments=tuple(tuple([a.at(made) for a in row]) for row in self._arguments),
+            arena_bytes=made[self._arena],
+            faults=tuple(
+                replace(
+                    f, message=self._text(f.message, made), expected=self._text(f.expected, made)
+                )
+                for f in self._layout.faults
+            ),
+        )
+
+    def _text(self, text: str, made: Sequence[int]) -> str:
+        """Return a text with numbers in the place of open sizes."""
+        computed, table = self._places.computed, self._table
+        return _SIZE.sub(lambda found: str(made[computed[table[int(found[1])]]]), text)
+
+
+def _every_number(layout: GpuLayout, works: Sequence[Launch]) -> Iterator[int]:
+    yield layout.arena_bytes
+    for port in (*layout.inputs, *layout.outputs):
+        yield from port.shape
+    for row in layout.arguments:
+        for a in row:
+            yield from (a.offset, a.room, a.below)
+    for work in works:
+        yield from (*work.grid, *work.sizes)
 
 
 def check_whole(module: GpuModule) -> None:
@@ -164,34 +213,27 @@ def _with_alignment(bound: Bound) -> Launch:
     return replace(bound.work, aligned=tuple(a.aligned for a in bound.arguments))
 
 
-def _bound_launch(work: Launch, numbers: _Numbers) -> Launch:
+def _launch_template(work: Launch, places: _Places) -> _Template[Launch]:
+    # Every launch is told by its own grid, open or not.
+    return _Template(
+        work, rows=(("grid", places.row(work.grid)), ("sizes", places.row(work.sizes)))
+    )
+
+
+def _bound_launch(work: _Template[Launch], made: Sequence[int]) -> Launch:
     """Return a launch at given sizes, of the form for multiples of 16 where they are."""
-    x, y, z = numbers.all(work.grid)
-    sizes = numbers.all(work.sizes)
-    multiples = work.multiples
-    if not all(multiples) and all(n % _VECTOR == 0 for n in sizes):
-        multiples = (True,) * len(sizes)
-    return replace(work, grid=(x, y, z), sizes=sizes, multiples=multiples)
+    launch = work.at(made)
+    if not all(launch.multiples) and all(n % _VECTOR == 0 for n in launch.sizes):
+        vars(launch)["multiples"] = (True,) * len(launch.sizes)
+    return launch
 
 
-def _bound_layout(layout: GpuLayout, numbers: _Numbers) -> GpuLayout:
-    def port(p: DevicePort) -> DevicePort:
-        return replace(p, shape=numbers.all(p.shape)) if any_open(p.shape) else p
+def _port_template(port: DevicePort, places: _Places) -> _Template[DevicePort]:
+    return _Template(
+        port, rows=(("shape", places.row(port.shape)),) if any_open(port.shape) else ()
+    )
 
-    def place(a: BufferRef) -> BufferRef:
-        if not any_open((a.offset, a.room, a.below)):
-            return a
-        offset, room, below = numbers.all((a.offset, a.room, a.below))
-        return replace(a, offset=offset, room=room, below=below)
 
-    def fault(f: DeviceFaultText) -> DeviceFaultText:
-        return replace(f, message=numbers.text(f.message), expected=numbers.text(f.expected))
-
-    changed: dict[str, Any] = {
-        "inputs": tuple(map(port, layout.inputs)),
-        "outputs": tuple(map(port, layout.outputs)),
-        "arguments": tuple(tuple(map(place, row)) for row in layout.arguments),
-        "arena_bytes": numbers.of(layout.arena_bytes),
-        "faults": tuple(map(fault, layout.faults)),
-    }
-    return replace(layout, **changed)
+def _place_template(a: BufferRef, places: _Places) -> _Template[BufferRef]:
+    numbers = (("offset", a.offset), ("room", a.room), ("below", a.below))
+    return _Template(a, tuple((name, places.of(n)) for name, n in numbers if is_open(n)))

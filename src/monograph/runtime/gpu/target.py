@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -265,7 +266,10 @@ class GpuBackend(_GpuTarget):
             if self.graphs is not None and self.graphs.builds and self.graphs.resizes:
                 sized = SizedGraphs(self.graphs)
             wrap = partial(self._captured, sized=sized)
-            return AnyShapeGpu(module, scope, self.device, self.constants, wrap)
+            made = AnyShapeGpu(module, scope, self.device, self.constants, wrap)
+        # What compiling has left behind is collected here, not in the first run of a new shape.
+        gc.collect()
+        return made
 
     def _keep(self, module: GpuModule) -> None:
         """Keep the chosen kernels for the next process, without the other candidates."""

@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ class CudaRecord:
         self.grid = grid
         self.empty = 0 in grid
         """True if it has nothing to do."""
+        self._stream = -1
+
+    @cached_property
+    def config(self) -> Any:
+        """The driver's description of the launch. A launch that only becomes a node needs none."""
+        kernel, grid = self.kernel, self.grid
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.binary.threads, 1, 1
@@ -85,8 +92,7 @@ class CudaRecord:
             attribute.value = value
             config.attrs = [attribute]
             config.numAttrs = 1
-        self.config = config
-        self._stream = -1
+        return config
 
     def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
         self.words[position] = memory.data_ptr() + offset
