@@ -230,10 +230,11 @@ class Loop(_Control):
         self._check_memory(limit, collected)
         stacks = stacks_for(collected, self.body.input_types[2:], tuple(map(_shape, operands)))
         i = 0
+        going = np.full(go_shape, True)
+        going.flags.writeable = False
         while go and i < limit:
-            count = np.full(count_shape, i, np.int64)
-            given = (count, np.full(go_shape, go), *state, *captures)
-            next_go, *results = turn(given)
+            count = np.array(i, np.int64).reshape(count_shape)
+            next_go, *results = turn((count, going, *state, *captures))
             go = truth(next_go)
             state = tuple(results[: self.carried])
             for stack, x in zip(stacks, results[self.carried :], strict=True):

@@ -187,7 +187,7 @@ def truth(data: Array) -> bool:
     """Return a condition as a bool."""
     if data.size != 1:
         raise ExecutionError("a condition has one element", given=[*data.shape])
-    return bool(data.reshape(())[()])
+    return bool(data.item())
 
 
 class Stack:

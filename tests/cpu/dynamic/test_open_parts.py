@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 
 import monograph
+import monograph.errors
 
 HEAD = '<ir_version: 9, opset_import: ["": 20]>'
 Feeds = Mapping[str, Any]
@@ -283,3 +284,49 @@ def test_a_program_in_parts_is_code_for_any_shape(specialise: str) -> None:
     for case in ((1, 1, 1, 1), (1, 1, 0, 0), (5, 3, 0, 2), (8, 2, 1, 0)):
         run(*case)
     session.close()
+
+
+def test_turns_append_to_a_state_in_place() -> None:
+    """One turn appends two parts; a state that is read after it has grown is not split."""
+    text = """
+    g (int64 n, float[2, 3] x) => (float[k, 3] y, float[m, 3] z, float[n, 3] sums) {
+        yes = Constant<value = bool {1}>()
+        y, z, sums = Loop(n, yes, x, x) <body = b (int64 i, bool c, float[p, 3] s, float[u, 3] r)
+            => (bool c1, float[q, 3] s1, float[v, 3] r1, float[3] t) {
+            c1 = Identity(c)
+            last = Constant<value = int64[1] {-1}>()
+            end = Constant<value = int64[1] {9000}>()
+            axes = Constant<value = int64[1] {0}>()
+            row = Slice(s, last, end, axes)
+            s1 = Concat<axis = 0>(s, row, x)
+            r1 = Concat<axis = 0>(r, x)
+            t = ReduceMax<keepdims = 0>(r1, axes)
+        }>
+    }"""
+    check(text, [{"n": np.array(n), "x": floats(2, 3)} for n in (40, 3, 0, 41)], 1)
+
+
+def test_rows_of_another_size_do_not_append() -> None:
+    text = """
+    g (int64 n, float[1, W] x) => (float[k, l] y) {
+        yes = Constant<value = bool {1}>()
+        y = Loop(n, yes, x) <body = b (int64 i, bool c, float[p, l] s)
+            => (bool c1, float[q, l] s1) {
+            c1 = Identity(c)
+            one = Constant<value = int64 {1}>()
+            width = Add(i, one)
+            axes = Constant<value = int64[1] {0}>()
+            size = Unsqueeze(width, axes)
+            two = Constant<value = int64[1] {1}>()
+            shape = Concat<axis = 0>(two, size)
+            row = Expand(one, shape)
+            f = Cast<to = 1>(row)
+            s1 = Concat<axis = 0>(s, f)
+        }>
+    }"""
+    model = onnx.parser.parse_model(HEAD + text)
+    session = monograph.load(model, target="cpu", cache_bytes=0)
+    feeds = {"n": np.array(1), "x": floats(1, 1)}
+    assert session.run(feeds)[0].shape == (2, 1)
+    with pytest.raises(monograph.errors.MonographError):
+        session.run(feeds | {"n": np.array(3)})
