@@ -65,6 +65,12 @@ Timeout = Annotated[
     typer.Option(min=0.001, help="The deadline of a request in seconds.", show_default="30"),
 ]
 
+Instances = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="The processes on the port; they share the threads.", show_default="1"
+    ),
+]
 Keys = Annotated[
     Path | None,
     typer.Option("--api-keys", metavar="FILE", help="A file with one API key a line."),
@@ -90,6 +96,7 @@ def serve(
     queue: Queue = None,
     max_body: MaxBody = None,
     timeout: Timeout = None,
+    instances: Instances = None,
     api_keys: Keys = None,
     tls_cert: Cert = None,
     tls_key: CertKey = None,
@@ -130,7 +137,7 @@ def serve(
         limits = {"queue": queue, "body_bytes": max_body, "request_seconds": timeout}
         server: dict[str, Any] = {
             "http": http, "grpc": grpc, "host": host, "api_keys": api_keys, "tls_cert": tls_cert,
-            "tls_key": tls_key, "logs": logs,
+            "tls_key": tls_key, "logs": logs, "instances": instances,
         }  # fmt: skip
         settings = read_settings(models, config, **server, defaults=defaults, limits=limits)
         serve_models(settings)

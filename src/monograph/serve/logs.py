@@ -34,8 +34,10 @@ def set_up_logs(form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form == JSON else plain)
-    for name in ("monograph", "uvicorn.error"):
+    levels = {"monograph": logging.WARNING, "uvicorn.error": logging.WARNING}
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(logging.INFO if name == "monograph" else logging.WARNING)
+        logger.setLevel(level)
+    logging.getLogger("monograph.serve").setLevel(logging.INFO)

@@ -68,6 +68,11 @@ class Runner:
         return len(self._queue)
 
     @property
+    def short(self) -> bool:
+        """True if runs stay in the thread of the event loop."""
+        return self._typical < SHORT
+
+    @property
     def pending(self) -> int:
         """The number of requests that wait or run."""
         return len(self._queue) + self._running

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from monograph.serve.protocol import Protocol2
 from monograph.serve.repository import Repository
 from monograph.serve.rpc.service import make_server
 from monograph.serve.settings import ServerSettings
+from monograph.serve.sockets import address_of, listen, url_host
 
 _log = logging.getLogger("monograph.serve")
 _POLL = 0.02
@@ -55,24 +55,25 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         addresses = []
+        shared = self.settings.instances > 1
         http: asyncio.Task[None] | None = None
         server: _Uvicorn | None = None
         if self.settings.http is not None:
-            listening = listen(self.settings.host, self.settings.http)
+            listening = listen(self.settings.host, self.settings.http, shared)
             scheme = "https" if self.settings.tls_cert else "http"
-            addresses.append(f"{scheme}://{_address(listening)}")
+            addresses.append(f"{scheme}://{address_of(listening)}")
             server = _Uvicorn(self._uvicorn_config())
             http = asyncio.create_task(server.serve(sockets=[listening]))
         rpc = None
         if self.settings.grpc is not None:
-            rpc = make_server(self.protocol, self.settings.limits, self._keys)
-            address = f"{_host(self.settings.host)}:{self.settings.grpc}"
+            rpc = make_server(self.protocol, self.settings.limits, self._keys, shared)
+            address = f"{url_host(self.settings.host)}:{self.settings.grpc}"
             try:
                 port = self._add_port(rpc, address)
             except RuntimeError:
                 raise ConfigError("the server cannot listen", given=address) from None
             await rpc.start()
-            addresses.append(f"grpc://{_host(self.settings.host)}:{port}")
+            addresses.append(f"grpc://{url_host(self.settings.host)}:{port}")
         self._announce(f"listening on {' and '.join(addresses)}")
         loading = asyncio.create_task(asyncio.to_thread(self._load))
         await self._stop.wait()
@@ -125,41 +126,22 @@ class Server:
         )
 
 
-def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a listening socket; port 0 is any free port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        made.bind((host, port))
-    except OSError as e:
-        made.close()
-        raise ConfigError(
-            f"the server cannot listen: {e.strerror or e}", given=f"{host}:{port}"
-        ) from None
-    made.listen(2048)
-    made.setblocking(False)
-    return made
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"{_host(host)}:{port}"
-
-
-def _host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def serve(settings: ServerSettings, announce: Callable[[str], None] | None = None) -> None:
-    """Serve models until SIGTERM or SIGINT."""
+    """Serve models until SIGTERM or SIGINT, in one process or several."""
+    if settings.instances > 1:
+        from monograph.serve.instances import supervise
 
+        supervise(settings, announce or _print)
+    else:
+        serve_here(settings, announce or _print)
+
+
+def serve_here(settings: ServerSettings, announce: Callable[[str], None]) -> None:
+    """Serve models in this process."""
     set_up_logs(settings.logs)
 
     async def run() -> None:
-        await Server(settings, announce or _print).run()
+        await Server(settings, announce).run()
 
     if sys.platform == "win32":
         asyncio.run(run())

@@ -96,6 +96,8 @@ class ServerSettings:
     """The port of HTTP; 0 for any free port, None for none."""
     grpc: int | None = None
     """The port of gRPC; 0 for any free port, None for none."""
+    instances: int = 1
+    """The number of processes on the port; each takes its share of the threads."""
     api_keys: Path | None = None
     """A file with one API key a line; without it every request is allowed."""
     tls_cert: Path | None = None
@@ -116,6 +118,8 @@ class ServerSettings:
                 object.__setattr__(self, name, Path(given))
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key: tls_cert and tls_key")
+        if self.instances < 1:
+            raise ConfigError("`instances` must be at least 1", given=self.instances)
         if self.logs not in ("text", "json"):
             raise ConfigError("`logs` must be a form", expected="text | json", given=self.logs)
 

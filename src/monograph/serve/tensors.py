@@ -71,6 +71,11 @@ class TensorModel:
         return "tolerance" if replaced and self._independence else self._independence
 
     @property
+    def short(self) -> bool:
+        """True if runs are so short that nobody looks whether their client is still there."""
+        return self.runner.short
+
+    @property
     def pending(self) -> int:
         """The number of requests that wait or run."""
         return self.runner.pending

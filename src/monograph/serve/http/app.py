@@ -33,6 +33,7 @@ from monograph.serve.http.status import PAGE, POLICY, status_data
 from monograph.serve.keys import ApiKeys
 from monograph.serve.metrics import Metrics
 from monograph.serve.protocol import Protocol2
+from monograph.serve.tensors import TensorModel
 
 RETRY_AFTER = {Failure.FULL: "1", Failure.UNAVAILABLE: "1"}
 _UNIMPLEMENTED = {
@@ -159,9 +160,11 @@ class HttpApp:
     async def _infer(self, request: Request, name: str, version: str) -> Response:
         only(request, "POST")
         body = await read_body(request, self._limits)
-        self._protocol.repository.get(name, version)
+        model = self._protocol.repository.get(name, version)
         call, binary = read_call(body, request.headers.get(HEADER_LENGTH))
-        answer = await while_connected(request, self._protocol.infer(name, version, call))
+        work = self._protocol.infer(name, version, call)
+        short = isinstance(model, TensorModel) and model.short
+        answer = await (work if short else while_connected(request, work))
         parts, length = write_answer(answer, binary)
         if length is None:
             return await answered(request, parts, JSON)

@@ -202,13 +202,16 @@ def status_of(error: Exception) -> tuple[Any, str]:
     return getattr(grpc.StatusCode, found.kind.code), str(found)
 
 
-def make_server(protocol: Protocol2, limits: Limits, keys: ApiKeys) -> Any:
-    """Return a server of gRPC under these limits, without an address."""
+def make_server(protocol: Protocol2, limits: Limits, keys: ApiKeys, shared: bool) -> Any:
+    """Return a server of gRPC under these limits, without an address.
+
+    shared: whether other processes listen on its port too.
+    """
     options = [
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.header_bytes),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shared)),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.max_ping_strikes", 5),
