@@ -51,6 +51,10 @@ class SizeFloor:
         return hash(self.text)
 
 
+_numbers: dict[tuple[SizeExpression, ...], int] = {}
+"""The number of each set of expressions whose largest one was asked for."""
+
+
 @dataclass(frozen=True)
 class Most:
     """The largest of some expressions."""
@@ -59,7 +63,8 @@ class Most:
 
     @cached_property
     def text(self) -> str:
-        return f"max({', '.join(map(str, self.of))})"
+        """A short name: offsets of buffers are largest ones of largest ones, many levels deep."""
+        return f"max#{_numbers.setdefault(self.of, len(_numbers))}"
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -246,22 +251,29 @@ def negative(expression: SizeExpression) -> SizeExpression:
     return SizeExpression(tuple((p, -c) for p, c in expression.terms))
 
 
-def evaluate(expression: SizeExpression, values: Mapping[Symbol, int]) -> int:
-    """Return the value of an expression."""
+def evaluate(
+    expression: SizeExpression,
+    values: Mapping[Symbol, int],
+    seen: dict[Factor, int] | None = None,
+) -> int:
+    """Return the value of an expression; `seen` keeps the values of factors."""
+    seen = {} if seen is None else seen
     total = 0
     for product, count in expression.terms:
         for factor in product:
-            count *= _value(factor, values)
+            if factor not in seen:
+                seen[factor] = _value(factor, values, seen)
+            count *= seen[factor]
         total += count
     return total
 
 
-def _value(factor: Factor, values: Mapping[Symbol, int]) -> int:
+def _value(factor: Factor, values: Mapping[Symbol, int], seen: dict[Factor, int]) -> int:
     if isinstance(factor, Symbol):
         return values[factor]
     if isinstance(factor, SizeFloor):
-        return evaluate(factor.of, values) // evaluate(factor.by, values)
-    return max(evaluate(e, values) for e in factor.of)
+        return evaluate(factor.of, values, seen) // evaluate(factor.by, values, seen)
+    return max(evaluate(e, values, seen) for e in factor.of)
 
 
 @_kept

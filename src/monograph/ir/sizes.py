@@ -53,6 +53,7 @@ class SizeScope:
         self.number = next(_scopes)
         self.hints: dict[Symbol, int] = {}
         self._hints: dict[SizeExpression, int] = {}
+        self._values: dict[Factor, int] = {}
         self._sizes: dict[SizeExpression, int] = {}
         self._settled: dict[SizeExpression, SizeExpression] = {}
         self.guards: dict[SizeExpression, SizeGuard] = {}
@@ -81,7 +82,7 @@ class SizeScope:
     def hint(self, expression: SizeExpression) -> int:
         known = self._hints.get(expression)
         if known is None:
-            known = self._hints[expression] = evaluate(expression, self.hints)
+            known = self._hints[expression] = evaluate(expression, self.hints, self._values)
         return known
 
     def settled(self, expression: SizeExpression) -> SizeExpression:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monograph.ir.sizes import any_open, hint_of, largest
 
@@ -34,7 +34,9 @@ class MemoryPlan:
 def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
     """Place buffers so that no two live ones overlap; the largest first."""
     if any_open(x.nbytes for x in lifetimes):
-        return _plan_bins(lifetimes)
+        bins = _plan_bins(lifetimes)
+        stacks = _plan_stacks(lifetimes)
+        return stacks if hint_of(stacks.size) < hint_of(bins.size) else bins
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []
     size = 0
@@ -52,6 +54,34 @@ def plan(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
         placed.append((offset, stop, life))
         size = max(size, stop)
     return MemoryPlan(offsets, size)
+
+
+def _plan_stacks(lifetimes: Sequence[Lifetime]) -> MemoryPlan:
+    """Stack buffers of open sizes in the order in which they lie for the sizes of the hint.
+
+    A buffer starts where all those end that are live with it and lie below it.
+    """
+    exact = plan([replace(x, nbytes=hint_of(x.nbytes)) for x in lifetimes])
+    offsets: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    placed: list[Lifetime] = []
+    for life in sorted(lifetimes, key=lambda x: exact.offsets[x.key]):
+        below = [o for o in placed if o.first <= life.last and life.first <= o.last]
+        # One that lies below another of them ends before that one starts.
+        top = [
+            o
+            for o in below
+            if not any(
+                o.first <= p.last and p.first <= o.last
+                for p in below
+                if exact.offsets[p.key] > exact.offsets[o.key]
+            )
+        ]
+        start = largest([ends[o.key] for o in top] or [0])
+        offsets.update(dict.fromkeys((life.key, *life.over), start))
+        ends[life.key] = start + _aligned(life.nbytes)
+        placed.append(life)
+    return MemoryPlan(offsets, largest(ends.values()))
 
 
 def _plan_bins(lifetimes: Sequence[Lifetime]) -> MemoryPlan:

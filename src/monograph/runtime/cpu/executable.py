@@ -234,11 +234,14 @@ ALONE_SECONDS = 30e-6
 _ONE_CORE = LinearCost(launch_seconds=0.0, flops_per_second=4e10, bytes_per_second=8e9)
 
 
-def useful_threads(program: Program, threads: int) -> int:
-    """Return how many of these threads a program is worth: all of them, or one."""
+def useful_threads(program: Program, threads: int, larger: float = 1.0) -> int:
+    """Return how many of these threads a program is worth: all of them, or one.
+
+    larger: how many times as much work a run may have: sizes may be open.
+    """
     # How much of what is inside branches and loops will run, only data tell.
     sure = sum(map(outer_work, program.steps), Work(0, 0, 0))
-    alone = _ONE_CORE.seconds(sure) < ALONE_SECONDS
+    alone = _ONE_CORE.seconds(sure) * larger < ALONE_SECONDS
     return 1 if alone else threads
 
 
