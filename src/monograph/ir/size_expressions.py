@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TypeAlias
+
+from monograph.ir.lazy import lazy
 
 MOST = (1 << 31) - 2
 """The greatest value of an open dimension."""
@@ -43,7 +45,7 @@ class SizeFloor:
     of: SizeExpression
     by: SizeExpression
 
-    @cached_property
+    @lazy
     def text(self) -> str:
         return f"(({self.of}) // ({self.by}))"
 
@@ -61,7 +63,7 @@ class Most:
 
     of: tuple[SizeExpression, ...]
 
-    @cached_property
+    @lazy
     def text(self) -> str:
         """A short name: offsets of buffers are largest ones of largest ones, many levels deep."""
         return f"max#{_numbers.setdefault(self.of, len(_numbers))}"
@@ -81,7 +83,7 @@ class SizeExpression:
 
     terms: tuple[tuple[Product, int], ...]
 
-    @cached_property
+    @lazy
     def text(self) -> str:
         """A text that only equal expressions have."""
 
@@ -91,7 +93,7 @@ class SizeExpression:
 
         return " + ".join(shown(p, c) for p, c in self.terms) or "0"
 
-    @cached_property
+    @lazy
     def number(self) -> int:
         """The hash."""
         return hash(self.text)
