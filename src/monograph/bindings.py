@@ -26,7 +26,7 @@ from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.background import why_no_process
 from monograph.runtime.cpu.stored_exact import ModelUse, StoredExactCode
 from monograph.runtime.cpu.tiers import TieredExecutable, Tiers
-from monograph.runtime.cpu.trim_memory import release_memory
+from monograph.runtime.cpu.trim_memory import release_memory, release_soon
 from monograph.runtime.cpu.variants import Variants
 from monograph.runtime.executable import ANY_SHAPE, Executable
 from monograph.runtime.fast_path import closed
@@ -193,12 +193,15 @@ class Bindings:
         with self._lock:
             found = self.kept.find(self._key(feeds))
             if found is None:
-                known = len(self.variants.codes)
+                spent = self.variants.seconds + self.seconds
+                loaded = self.variants.found + self.found
                 with until_ready(self._progress):
                     found = self._make(feeds)
                 self.kept.keep(self._key(feeds), found)
-                if found.tier != ANY_SHAPE or len(self.variants.codes) > known:
-                    release_memory()  # a new shape for known code has left nothing behind
+                if self.variants.seconds + self.seconds > spent:
+                    release_memory()  # what only compiling needs
+                elif self.variants.found + self.found > loaded:
+                    release_soon()  # what only loading needs
             return found
 
     def close(self) -> None:

@@ -86,7 +86,8 @@ class KnownFeeds:
         if len(feeds) != self._count:  # optional inputs among them
             return
         key = tuple([_described(feeds[n]) for n in self._names])
-        kept = {k: e for k, e in self._known.items() if e[0] in ready}
+        held = set(map(id, ready))
+        kept = {k: e for k, e in self._known.items() if id(e[0]) in held}
         self._known = {**kept, key: (executable, use)}
         self._last = executable, use
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -128,6 +127,8 @@ class Pending(Future[list[Any]]):
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         """Wait for the outputs without blocking the event loop."""
+        import asyncio  # whoever awaits has imported it; others need not wait for that
+
         return asyncio.wrap_future(self).__await__()
 
     def _wait(self, timeout: float) -> None:

@@ -115,7 +115,7 @@ def test_shapes_share_weights_and_the_memory_of_runs(path: Path) -> None:
     assert len(places) == 1
     assert len({id(e._free) for e in executables}) == 1
     (workspace,) = executables[0]._free
-    assert workspace.arena.size == max(e.arena_bytes for e in executables)
+    assert workspace.arena.size >= max(e.arena_bytes for e in executables)
     assert session.stats["constant_bytes"] < 1.2 * WIDE.nbytes
 
 

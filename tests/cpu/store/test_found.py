@@ -181,7 +181,7 @@ def test_another_version_is_a_miss(path: Path, part: str, monkeypatch: pytest.Mo
     elif part == "numpy":
         monkeypatch.setattr("numpy.__version__", "another")
     else:
-        monkeypatch.setattr(store_module, "version", lambda name: "another")
+        monkeypatch.setattr(store_module, "_onnx_version", lambda: "another")
     session = monograph.load(path)
     check(session)
     assert found(session) == 0

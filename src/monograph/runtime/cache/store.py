@@ -16,8 +16,8 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from importlib.metadata import version
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -347,9 +347,21 @@ def store_options(
         "threads": choose_threads(config.threads),
         "winograd": config.winograd,
         "checked": config.checked,
-        "onnx": version("onnx"),
+        "onnx": _onnx_version(),
         "numpy": np.__version__,
     }
+
+
+@cache
+def _onnx_version() -> str:
+    """Return a digest of the file with onnx's version. To import its metadata takes longer."""
+    spec = find_spec("onnx")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(spec.origin).with_name("version.py").read_bytes()).hexdigest()
+    except OSError:
+        return spec.origin
 
 
 def gpu_options(

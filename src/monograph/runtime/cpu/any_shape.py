@@ -26,7 +26,14 @@ from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact
 from monograph.runtime.cache.object_cache import DiskCache
 from monograph.runtime.counts import Counts
-from monograph.runtime.cpu.launch import Layout, NativeExecutable, NativePort, Workspace, aligned
+from monograph.runtime.cpu.launch import (
+    Layout,
+    NativeExecutable,
+    NativePort,
+    Workspace,
+    aligned,
+    reserved_bytes,
+)
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.executable import ANY_SHAPE, Feeds, Outputs
 from monograph.runtime.progress import Progress, silent
@@ -73,9 +80,14 @@ class AnyShapeExecutable(NativeExecutable):
         return []
 
     def _take(self) -> Workspace:
-        workspace = super()._take()
+        try:
+            workspace = self._free.pop()
+        except IndexError:
+            self.counts.captures = len(self._functions)
+            small = replace(self.layout, arena_bytes=0)
+            workspace = Workspace(small, self._constants, self._addresses, self._sizes)
         if workspace.arena.size < self.layout.arena_bytes:
-            workspace.grow(self.layout.arena_bytes)
+            workspace.grow(reserved_bytes(self.layout.arena_bytes))
         workspace.slots[SIZES] = self._sizes_at
         return workspace
 

@@ -12,6 +12,7 @@ from monograph.runtime.cache.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.store import store_options
 from monograph.runtime.counts import RunCounters
+from monograph.runtime.cpu.pool import keep_pool_in
 from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.executable import CompiledArtefact, Executable
 from monograph.runtime.forking import import_whole
@@ -39,6 +40,7 @@ class CpuBackend(Target):
         self._progress = progress
         self._counters = counters
         self.threads = choose_threads(config.threads)
+        keep_pool_in(open_cache(config))
 
     def optimise(self, graph: Graph) -> Graph:
         return self._optimise(graph)

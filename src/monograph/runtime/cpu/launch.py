@@ -5,7 +5,9 @@ A process that finds its code on disk imports this and no compiler.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +35,10 @@ from monograph.runtime.executable import DonatedRun, Executable, FastPath, Feeds
 from monograph.runtime.outputs import NOTHING, refuse_unlike, same_memory
 
 ALIGNMENT = 64
+MAPPED_BYTES = 1 << 20
+"""Arenas of at least this size are mapped; smaller ones come from the allocator."""
+RESERVED = 2
+"""The addresses of a mapped arena, as a multiple of its size: larger runs find room there."""
 NO_SIZES = np.empty(0, np.int64)
 NO_WEIGHTS: Mapping[str, Array] = MappingProxyType({})
 
@@ -42,6 +48,24 @@ def aligned_bytes(count: int) -> Array:
     raw = np.empty(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count]
+
+
+def reserved_bytes(count: int) -> Array:
+    """Return at least so many zeros on a cache line, with room for more behind them.
+
+    A page becomes memory when it is first written to, so the room costs nothing.
+    """
+    if count >= MAPPED_BYTES and hasattr(mmap, "MAP_ANONYMOUS"):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        with suppress(OSError):  # a process with limited addresses
+            area = mmap.mmap(-1, RESERVED * count, flags=flags)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a kernel without large pages
+                    area.madvise(mmap.MADV_HUGEPAGE)
+            return np.frombuffer(area, np.uint8)
+    made = aligned_bytes(count)
+    made[:] = 0
+    return made
 
 
 def aligned(data: Array) -> Array:
@@ -164,10 +188,9 @@ class Workspace:
         self.slots[WEIGHTS] = weights.ctypes.data
         self.slots[SIZES] = sizes.ctypes.data
 
-    def grow(self, arena_bytes: int) -> None:
+    def grow(self, arena: Array) -> None:
         """Replace the arena by a larger one."""
-        self.arena = aligned_bytes(arena_bytes)
-        self.arena[:] = 0
+        self.arena = arena
         self.slots[ARENA] = self.arena.ctypes.data
 
 

@@ -9,6 +9,7 @@ another.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ import time
 
 from monograph.codegen.llvm.module.features import host_features
 from monograph.errors import ExecutionError
+from monograph.runtime.cache.object_cache import DiskCache, make_key
 from monograph.runtime.cpu import pool_cells, pool_code
 from monograph.runtime.cpu.native import NativeCode, compile_module
 from monograph.runtime.cpu.pool_cores import THREAD
@@ -26,6 +28,7 @@ _SPIN_SECONDS = 1e-3
 above all, may take as long to come back as a small model takes. At barriers it is a quarter."""
 _TRIAL_TURNS = 2000
 _LINE = 128
+_OBJECT = "object"
 _EXPORTS = ("launch", "share", "run_alone", "worker", "spin")
 # Faults belong to the thread that made them; every other signal is for Python's threads.
 _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGABRT"}
@@ -38,10 +41,9 @@ class ThreadPool:
     threads, the context begins with the state of a barrier (codegen/llvm/barrier.py).
     """
 
-    def __init__(self) -> None:
-        code = NativeCode(
-            [compile_module(pool_code.pool_text(host_features()), host_features())], _EXPORTS
-        )
+    def __init__(self, cache: DiskCache | None = None) -> None:
+        """cache: keeps the native half, whose compilation takes longer than to load a model."""
+        code = NativeCode([_native_half(cache)], _EXPORTS)
         pointer = ctypes.c_void_p
         launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, ctypes.c_int64)
         self._launch, self._share = launch(code.address("launch")), launch(code.address("share"))
@@ -148,6 +150,20 @@ class ThreadPool:
         libc.pthread_detach(thread)
 
 
+def _native_half(cache: DiskCache | None) -> bytes:
+    """Return the object code of the pool, compiled or found on disk."""
+    features = host_features()
+    text = pool_code.pool_text(features)
+    key = make_key(features, pool=hashlib.sha256(text.encode()).hexdigest())
+    found = None if cache is None else cache.get(key)
+    if found is not None and _OBJECT in found:
+        return bytes(found[_OBJECT])
+    made = compile_module(text, features)
+    if cache is not None:
+        cache.put(key, {_OBJECT: made})
+    return made
+
+
 def _make_cell(address: int) -> None:
     libc = ctypes.CDLL(None)
     libc.pthread_mutex_init(ctypes.c_void_p(address + pool_cells.MUTEX), None)
@@ -156,6 +172,13 @@ def _make_cell(address: int) -> None:
 
 _lock = threading.Lock()
 _pool: ThreadPool | None = None
+_cache: DiskCache | None = None
+
+
+def keep_pool_in(cache: DiskCache | None) -> None:
+    """Look for the code of the pool in this cache, if the pool has not been made."""
+    global _cache
+    _cache = cache
 
 
 def shared_pool() -> ThreadPool:
@@ -164,7 +187,7 @@ def shared_pool() -> ThreadPool:
     if _pool is None:
         with _lock:
             if _pool is None:
-                _pool = ThreadPool()
+                _pool = ThreadPool(_cache)
     return _pool
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,20 @@ def release_memory() -> None:
     for start, size in _file_pages():
         # Nobody writes to these: a page that is needed again comes back from the file.
         libc.madvise(start, size, _DONT_NEED)
+
+
+_soon: threading.Timer | None = None
+
+
+def release_soon(seconds: float = 0.1) -> None:
+    """Release memory a little later, in a thread of its own: no run waits for it."""
+    global _soon
+    if _soon is not None and _soon.is_alive():
+        return
+    _soon = threading.Timer(seconds, release_memory)
+    _soon.daemon = True
+    with suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
+        _soon.start()
 
 
 @cache
