@@ -221,7 +221,7 @@ def cpu(model: onnx.ModelProto, **options: Any) -> Session:
 
 
 def test_words_of_capture_on_the_cpu() -> None:
-    session = cpu(affine(), capture="require", max_cached_shapes=1)
+    session = cpu(affine(), capture="require", max_cached_shapes=1, specialise="now")
     for size in (2, 2, 3):
         session.run(feeds(size))
     session.run({**feeds(3), "x": np.ones((3, 3), np.float32, order="F")})

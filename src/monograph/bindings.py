@@ -50,6 +50,7 @@ _READS = ("monograph.frontend.onnx.tensors", "monograph.model")
 _COMPILES = (*REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
 """Modules that are imported when a model is first read, rewritten and compiled."""
 
+NOTHING_OPEN = "no dimension is open"
 _log = logging.getLogger("monograph")
 T = TypeVar("T")
 
@@ -390,7 +391,7 @@ class Bindings:
         """Return why a session has no code for any shape, as far as that is known beforehand."""
         ports = (*self.signature.inputs, *self.signature.optional)
         if not any(isinstance(d, str) for p in ports for d in p.shape or ()):
-            return "no dimension is open"
+            return NOTHING_OPEN
         return "donated state has exact code" if self.donate else ""
 
     def _compile_variant(self, shapes: Shapes) -> ShapeCode:

@@ -90,7 +90,7 @@ class Config:
     "require" raises an error where it is not possible.
     """
 
-    specialise: str = "now"
+    specialise: str = "auto"
     """The code of a model with open dimensions: "off" compiles once, with open dimensions as
     run-time values, and runs any shape; "now" compiles exact code for each set of shapes; "auto"
     runs any shape, and compiles exact code in the background for shapes that keep coming back.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from monograph.bindings import Bindings
+from monograph.bindings import NOTHING_OPEN, Bindings
 from monograph.calls import Calls
 from monograph.config import Config, make_config
 from monograph.errors import ConfigError, ExecutionError
@@ -168,7 +168,8 @@ class Session(Calls):
         """Return the statistics of both tiers, where code for any shape was asked for."""
         bindings = self._bindings
         variants, tiers = bindings.variants, bindings.tiers
-        if not bindings.any_shape and not variants.codes:
+        wanted = bindings.any_shape and variants.exact_reason != NOTHING_OPEN
+        if not wanted and not variants.codes:
             return {}
         return {
             "variants": len(variants.codes),

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
@@ -62,7 +61,9 @@ def be_modest() -> None:
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(handle, b"1000")
+        os.close(handle)
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -148,7 +148,7 @@ def test_reasons_for_one_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     assert reason(cache_dir="") == "there is no cache directory"
     assert reason(made()) == "the model is neither a file nor bytes"
-    assert reason(dims={"N": 3}) == "no dimension is open"
+    assert "background" not in monograph.load(path, dims={"N": 3}).stats
     assert reason(specialise="off") == 'specialise="off"'
     with monkeypatch.context() as patch:
         patch.setattr(sys, "frozen", True, raising=False)

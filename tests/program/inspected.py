@@ -76,7 +76,7 @@ def both(name: str, target: str, folder: Path) -> tuple[Launching, Any]:
     path = models.save(CASES[name], folder)
     request = RunRequest(path, target)
     shown = launching_of_model(request, lambda _: None)
-    session = load(path, target)
+    session = load(path, target, specialise="now")
     feeds = request.inputs(session, lambda _: None).feeds
     executable = session.executable(feeds)
     (program,) = executable.programs

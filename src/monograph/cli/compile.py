@@ -68,10 +68,11 @@ def compile_(
 ) -> None:
     """Compile a model ahead of time into a package, one file that loads without the model.
 
-    The package holds native code for one instruction set and one number of threads, and for one set
-    of shapes or several: --dim batch=1,4 compiles for both sizes. `monograph.load`, `run` and
-    `bench` take it instead of the model. Loading checks the file, but it runs code: trust a package
-    like a shared library.
+    The package holds native code for one instruction set and one number of threads. Open dimensions
+    that are given no size stay open: the code runs any shape. With --dim for all of them it is
+    exact, for one set of shapes or several: --dim batch=1,4 compiles for both sizes.
+    `monograph.load`, `run` and `bench` take the package instead of the model. Loading checks the
+    file, but it runs code: trust a package like a shared library.
 
     With --target gpu:sm_90 (sm_80, gfx942, ...) the package holds the default kernels for GPUs of
     that architecture. With --target gpu it holds the kernels that are fastest on this machine's

@@ -45,6 +45,8 @@ def _both(name: str, a: Any, b: Any) -> Any:
     if isinstance(a, dict):
         return {k: _sum(a[k], b[k]) if k in a and k in b else (a | b)[k] for k in a | b}
     if isinstance(a, list):
+        if any(isinstance(x, dict) for x in (*a, *b)):
+            return [*a, *b]
         return sorted({*a, *b})
     return max(a, b) if name in _LARGEST else _sum(a, b)
 

@@ -19,14 +19,16 @@ def open_shapes(
     declared: Mapping[str, Sequence[int | str]], given: Shapes, scope: SizeScope
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of inputs with a symbol for each open dimension of 2 or more elements."""
-    symbols: dict[str, int] = {}
+    symbols: dict[tuple[str, int], int] = {}
 
     def size(dim: int | str, number: int) -> int:
         if isinstance(dim, int) or number < 2:
             return number
-        if dim not in symbols:
-            symbols[dim] = scope.symbol(dim, number)
-        return symbols[dim]
+        if (dim, number) not in symbols:
+            # A model may work although a file gives one name to sizes that differ.
+            others = sum(name == dim for name, _ in symbols)
+            symbols[dim, number] = scope.symbol(f"{dim}.{others}" if others else dim, number)
+        return symbols[dim, number]
 
     return {
         name: tuple(map(size, declared[name], shape)) if name in declared else shape

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
 from monograph.config import Config
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, FeedError
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising, check_folder
 from monograph.report.render.console import table
 from monograph.report.render.tables import count_text
 from monograph.runtime.cache.store import is_package
-from monograph.runtime.progress import until_ready
+from monograph.runtime.executable import Executable
+from monograph.runtime.progress import silent, until_ready
 from monograph.session import Session
 
 
@@ -36,12 +37,15 @@ class Compiled:
     seconds: float
     from_disk: bool
     """True if the code came from the cache."""
+    variants: int = 0
+    """The number of variants of code for any shape; 0 if all code is exact."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "output": str(self.path),
             "shapes": {name: list(shape) for name, shape in self.sets[0].items()},
             "sets": [{name: list(shape) for name, shape in s.items()} for s in self.sets],
+            "variants": self.variants,
             "kernels": self.kernels,
             **({"arch": self.arch} if self.arch else {"threads": self.threads}),
             "bytes": self.nbytes,
@@ -67,18 +71,12 @@ def compile_model(
         )
     check_folder(output)  # before minutes of compilation, not after
     started = time.perf_counter()
-    session = _open(requests, options)
-    if session.config.target == "reference":
-        raise ConfigError("`compile` needs a target that compiles", expected="cpu | gpu")
-    sets, executables = [], []
-    for request in requests:
-        # The inputs of one set of sizes are drawn for a session with these sizes.
-        own = session if len(requests) == 1 else request.load(**options)
-        made = request.inputs(own, about_sizes(note))
-        with advising(made):
-            executables.append(session.executable(made.feeds))
-        sets.append({name: x.shape for name, x in made.feeds.items()})
+    session, sets, executables = _any_shape(requests, note, options) or _exact(
+        requests, note, options
+    )
     session.save(output)
+    stats = session.stats
+    variants = stats.get("variants", 0)
     return Compiled(
         output,
         sets,
@@ -87,8 +85,97 @@ def compile_model(
         session.arch,
         output.stat().st_size,
         time.perf_counter() - started,
-        session.stats["from_disk"] == len(sets),
+        stats["from_disk"] == (variants or len(sets)),
+        variants,
     )
+
+
+_Made: TypeAlias = tuple[Session, list[dict[str, tuple[int, ...]]], list[Executable]]
+
+
+def _exact(requests: Sequence[RunRequest], note: Notes, options: Mapping[str, Any]) -> _Made:
+    """Compile exact code for the shapes of each request."""
+    session = _open(requests, {**_NOW, **options})
+    if session.config.target == "reference":
+        raise ConfigError("`compile` needs a target that compiles", expected="cpu | gpu")
+    sets, executables = [], []
+    for request in requests:
+        # The inputs of one set of sizes are drawn for a session with these sizes.
+        own = session if len(requests) == 1 else request.load(**{**_NOW, **options})
+        made = request.inputs(own, about_sizes(note))
+        with advising(made):
+            executables.append(session.executable(made.feeds))
+        sets.append({name: x.shape for name, x in made.feeds.items()})
+    return session, sets, executables
+
+
+_NOW = {"specialise": "now"}
+_TRIED = (64, 224, 256, 16, 8, 4, 2)
+"""The sizes that are tried, in order, for dimensions that nobody gave a size."""
+_MOST_ONES = 4
+"""The most open dimensions for which variants of size 1 are compiled one by one."""
+
+
+def _any_shape(
+    requests: Sequence[RunRequest], note: Notes, options: Mapping[str, Any]
+) -> _Made | None:
+    """Compile code for any shape if sizes are left open; None if exact code is wanted."""
+    session = _open(requests, {"specialise": "auto", **options})
+    if session.config.target != "cpu" or session.config.specialise == "now":
+        return None
+    ports = (*session.inputs, *session.optional_inputs)
+    shared = set.intersection(*(set(r.dims or {}) for r in requests))
+    names = {d for p in ports for d in p.shape or () if isinstance(d, str)} - shared
+    given = any(r.archive is not None or r.given for r in requests)
+    listed = {name for r in requests for name in r.dims or {}}
+    if given or not names or names <= listed:
+        return None
+    sets, executables = [], []
+    for request in requests:
+        left = sorted(names - set(request.dims or {}))
+        for made in (_general(session, request, left), *_ones(session, request, left)):
+            if made is not None and session.stats["exact_reason"]:
+                note(f"exact code is compiled: {session.stats['exact_reason']}")
+                return None
+            if made is not None:
+                executables.append(made)
+                sets.append({n: tuple(s) for n, s in made.input_shapes.items()})
+    return (session, sets, executables) if executables else None
+
+
+def _general(session: Session, request: RunRequest, names: Sequence[str]) -> Executable | None:
+    """Compile for open dimensions of two and more; None if no size was found that fits."""
+    for size in _TRIED:
+        made = _executable(session, request, dict.fromkeys(names, size))
+        if made is not None:
+            return made
+    return None
+
+
+def _ones(
+    session: Session, request: RunRequest, names: Sequence[str]
+) -> Iterator[Executable | None]:
+    """Compile for each open dimension of size 1 by itself, and for all of them."""
+    ones = [{name} for name in names[:_MOST_ONES]] + ([set(names)] if len(names) > 1 else [])
+    for chosen in ones:
+        for size in _TRIED:
+            sizes = {name: 1 if name in chosen else size for name in names}
+            made = _executable(session, request, sizes)
+            if made is not None:
+                yield made
+                break
+
+
+def _executable(
+    session: Session, request: RunRequest, sizes: Mapping[str, int]
+) -> Executable | None:
+    """Return code for some sizes; None if the model cannot take them."""
+    own = replace(request, dims={**(request.dims or {}), **sizes}, progress=silent)
+    try:
+        made = own.inputs(own.load(**{**_NOW, "cache_dir": ""}), lambda _: None)
+        return session.executable(made.feeds)
+    except FeedError:
+        return None
 
 
 def _open(requests: Sequence[RunRequest], options: Mapping[str, Any]) -> Session:
@@ -103,6 +190,8 @@ def show_compiled(out: Console, model: str, found: Compiled) -> None:
     """Print the kernels, shapes and size of the package."""
     listed = [", ".join(f"{name} {list(shape)}" for name, shape in s.items()) for s in found.sets]
     shapes = "; ".join(listed)
+    if found.variants:
+        shapes = f"any shape in {count_text(found.variants, 'variant')}"
     origin = "found in the cache" if found.from_disk else "compiled"
     where = found.arch or count_text(found.threads, "thread")
     out.print(
