@@ -22,7 +22,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
-.PHONY: bench-any-shape
+.PHONY: bench-any-shape bench-shapes
 .PHONY: bench-serve fuzz-serve
 .PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
@@ -115,6 +115,10 @@ bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; tabl
 bench-any-shape: $(STAMP) ## Time code for any shape beside exact code and ONNX Runtime (ARGS="-k ppocr --threads 1")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -W ignore -m benchmarks.any_shape $(ARGS)
+
+bench-shapes: $(STAMP) ## Time many shapes beside ONNX Runtime: empty cache, disk, latency, memory (ARGS="rec det --rounds 3")
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m benchmarks.many_shapes $(ARGS)
 
 dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph in its place (ARGS="magika nudenet")
 	$(BIN)/python -m benchmarks.dropin $(ARGS)
