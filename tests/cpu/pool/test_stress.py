@@ -39,7 +39,7 @@ def rows_of(n: int) -> dict[str, np.ndarray]:
 
 
 def test_the_least_recently_used_shape_goes() -> None:
-    session = load(rows(), 1, max_cached_shapes=3)
+    session = load(rows(), 1, max_cached_shapes=3, specialise="now")
     first = {n: session.run(rows_of(n))[0] for n in (1, 2, 3)}
     made = {n: weakref.ref(session.executable(rows_of(n))) for n in (1, 2, 3)}
     session.run(rows_of(1))  # a run like one before takes a short cut, and counts as well
