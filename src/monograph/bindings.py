@@ -397,6 +397,7 @@ class Bindings:
     def _compile_variant(self, shapes: Shapes) -> ShapeCode:
         """Compile code whose guards allow these shapes, and as many others as possible."""
         import_whole(*_COMPILES)
+        from monograph.ir.size_expressions import forget_results
         from monograph.ir.sizes import SizeScope
         from monograph.runtime.shape_code import open_shapes
 
@@ -404,7 +405,10 @@ class Bindings:
         declared = {p.name: p.shape for p in ports if p.shape is not None}
         scope = SizeScope()
         graph = self.model.opened(open_shapes(declared, shapes, scope))
-        return self.target.compile_any_shape(self.target.optimise(graph), scope)
+        try:
+            return self.target.compile_any_shape(self.target.optimise(graph), scope)
+        finally:
+            forget_results()
 
     def compiled(self, feeds: dict[str, Any]) -> Executable:
         """Compile an executable for such feeds now."""

@@ -362,3 +362,23 @@ def _substituted(factor: Factor, values: Mapping[Symbol, SizeExpression]) -> Siz
     if len(parts) == 1:
         return parts.pop()
     return SizeExpression((((Most(tuple(sorted(parts, key=str))),), 1),))
+
+
+_KEPT = (
+    from_number,
+    add,
+    multiply,
+    divide_exactly,
+    divide,
+    without_constant,
+    negative,
+    contains,
+    subtract,
+    remainder,
+)
+
+
+def forget_results() -> None:
+    """Free the results that are kept: the symbols of a finished compilation never come back."""
+    for function in _KEPT:
+        function.cache_clear()
