@@ -62,17 +62,30 @@ class Stages:
 class Decoding:
     """A decoder on the device: its step at positions, replayed and launched kernel by kernel."""
 
-    def __init__(self, folder: Path, maximum: int, dry: bool, results: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        maximum: int,
+        dry: bool,
+        results: Path,
+        rows: int = 1,
+        tune: str = "fast",
+    ) -> None:
         import monograph
-        from monograph.generate.rewrite.sampling import Sampling
 
         self.dry, self.stages = dry, Stages()
         self.generator = monograph.Generator(
-            folder, "gpu:interpreter" if dry else "gpu", max_length=maximum, stop=(), tune="fast",
+            folder, "gpu:interpreter" if dry else "gpu", max_length=maximum, stop=(), tune=tune,
             tuning_cache=str(results / "tuning.json"), cache_dir="", progress=self.stages,
         )  # fmt: skip
         self.engine = self.generator.engine
-        self.engine.start(1, Sampling())
+        self.resize(rows)
+
+    def resize(self, rows: int) -> None:
+        """Decode so many rows at once from now on."""
+        from monograph.generate.rewrite.sampling import Sampling
+
+        self.engine.start(rows, Sampling())
         self.engine.place(0)
         self.engine.decode()  # has everything compiled, tuned and captured
         self.executable: Any = self.generator.session.executable(self.feeds(0))

@@ -84,6 +84,23 @@ def test_coded_weights(
     check(graph, steps=1, chosen=[names[0], names[-1]])
 
 
+@pytest.mark.parametrize("codes", ["", "u4"])
+def test_rows_of_a_batch_share_weights(codes: str) -> None:
+    """A decoding step has one row for each sequence of a batch."""
+    x, r = tensor("x", (5, 1, 256), "f16"), tensor("r", (5, 1, 40), "f16")
+    right = coded(80, 256, codes, 32, "codes", "f16") if codes else weights((256, 80), "f16")
+    y = Dot()(RmsNorm((2,), 1e-3)(x), right)
+    y = Add()(r, Mul()(Silu()(columns(y, 0, 40)), columns(y, 40, 80)))
+    graph = Graph((x, r), (("y", y),))
+    names = together(graph)
+    check(graph, steps=1, chosen=[names[0], names[-1]])
+    x = tensor("x", (2, 3, 512), "f16")
+    y = Dot()(x, coded(40, 512, codes, 32, "codes", "f16") if codes else weights((512, 40), "f16"))
+    graph = Graph((x,), (("y", y),))
+    names = [n for n in together(graph) if "split" in n]
+    check(graph, steps=1, chosen=names[:2])
+
+
 def test_every_tiling_of_codes() -> None:
     x = tensor("x", (9, 2048), "f16")
     graph = Graph((x,), (("y", Dot()(x, coded(24, 2048, "u4", 128, "codes", "f16"))),))

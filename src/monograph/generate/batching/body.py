@@ -103,4 +103,6 @@ def _free_bytes(session: Session) -> int | None:
         return None
     from monograph.runtime.gpu.target import GpuBackend
 
-    return session.gpu.device.free_bytes() if isinstance(session.gpu, GpuBackend) else None
+    if not isinstance(session.gpu, GpuBackend) or not session.gpu.device.measures:
+        return None  # the interpreter's memory is the host's
+    return session.gpu.device.free_bytes()

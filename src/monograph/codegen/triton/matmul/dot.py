@@ -146,7 +146,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     first = inner_product(region)
     if first is not None:
         return _chained(context, first)
-    together = matrix_rows.candidates(context, shape)
+    together = matrix_rows.candidates(context)
     alone = gemv.candidates(context, shape) if few_rows(shape) else []
     few = alone
     if together:

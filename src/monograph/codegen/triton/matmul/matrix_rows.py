@@ -31,10 +31,11 @@ from monograph.codegen.triton.matmul.product import (
     FewRows,
     Operands,
     Parts,
-    ProductShape,
     join_parts,
     on_matrix_units,
     packed_rows,
+    shared_rows,
+    sizes,
 )
 from monograph.codegen.triton.matmul.row_norms import (
     gains_fit,
@@ -125,11 +126,11 @@ class MatrixProblem(FewRows):
         return TritonPacked(scaled.astype(self.anchor.dtype.numpy), self.anchor.dtype), exponent
 
 
-def candidates(context: GpuContext, shape: ProductShape) -> list[Candidate]:
+def candidates(context: GpuContext) -> list[Candidate]:
     """Return the candidates for these rows; none if the kernels do not take the product."""
     if not on_matrix_units(context.anchor):
         return []
-    p = MatrixProblem(context, shape)
+    p = MatrixProblem(context, shared_rows(context.anchor))
     if not gains_fit(p.norm):
         return []
     return variants("matrix rows", _tilings(p), partial(_kernel, p))
@@ -194,7 +195,10 @@ class _Sums:
         self.p, self.c, self.k, self.t, self.w = p, c, k, t, k.w
         self.rank = len(p.anchor.tensor.static)
         self.operands = Operands(k, t, p.anchor, p.shape)
-        t.batch(k.program_id(1), range(self.rank - 2))
+        self.shared = p.shape != sizes(p.anchor)
+        """True if the rows of a batch are multiplied together."""
+        if not self.shared:
+            t.batch(k.program_id(1), range(self.rank - 2))
         w = k.w
         self.row = w.let(f"tl.arange(0, {p.rows})", "rm")
         self.column = w.let(f"{k.program_id()} * {c.n} + tl.arange(0, {c.n})", "rn")
@@ -207,8 +211,15 @@ class _Sums:
         return self.w.let(f"{text} < {size}", "m") if size % block else None
 
     def _rows_down(self) -> None:
-        down = self.w.let(f"{self.row}[:, None]")
-        self.t.axis(self.rank - 2, down, self._mask(down, self.p.shape.m, self.p.rows))
+        self._set_rows(self.w.let(f"{self.row}[:, None]"))
+
+    def _set_rows(self, number: str) -> None:
+        mask = self._mask(number, self.p.shape.m, self.p.rows)
+        self.rows = BlockAxis(number, mask)
+        if self.shared:
+            self.t.batch(number, range(self.rank - 1), mask)
+        else:
+            self.t.axis(self.rank - 2, number, mask)
 
     def launch(self) -> Launch:
         p, c, k, w = self.p, self.c, self.k, self.w
@@ -300,8 +311,7 @@ class _Sums:
         p, c, w, t = self.p, self.c, self.w, self.t
         factor = self._factor()
         if c.left:
-            across = w.let(f"{self.row}[None, :]")
-            t.axis(self.rank - 2, across, self._mask(across, p.shape.m, p.rows))
+            self._set_rows(w.let(f"{self.row}[None, :]"))
             columns = self.columns
         else:
             text = w.let(f"{self.column}[None, :]")
@@ -322,7 +332,7 @@ class _Sums:
         """Let the last program of some columns add up the parts of all."""
         p, c, k = self.p, self.c, self.k
         tiles, size = -(-p.width // c.n), p.shape.batch * p.shape.m * p.shape.n
-        rows = self.t.point[self.t.counter(self.rank - 2)]
+        rows = self.rows
         first = f"{k.program_id(1)} * {p.shape.m * p.shape.n} + {rows.text} * {p.shape.n}"
         masks = " & ".join(m for m in (rows.mask, columns.mask) if m)
         join_parts(

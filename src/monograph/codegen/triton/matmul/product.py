@@ -139,6 +139,14 @@ def sizes(anchor: Value) -> ProductShape:
     return ProductShape(math.prod(whole[:-2]), whole[-2], y[-1], x[-1])
 
 
+def shared_rows(anchor: Value) -> ProductShape:
+    """Return the sizes with all rows of a batch together if they share one matrix of weights."""
+    shape = sizes(anchor)
+    if math.prod(anchor.inputs[1].tensor.static[:-2]) != 1:
+        return shape
+    return ProductShape(1, shape.batch * shape.m, shape.n, shape.k)
+
+
 def few_rows(shape: ProductShape) -> bool:
     """Return True if a product has few rows: a kernel for few is written for their number."""
     return not is_open(shape.m) and shape.m <= FEW_ROWS
@@ -151,7 +159,7 @@ def normalises(user: Value, index: int) -> bool:
     """Return True if the kernel of a product normalises its rows: few rows, constant weights."""
     if index != 0 or not _has_few_rows(user) or user.dtype != user.inputs[0].dtype:
         return False
-    norm, rows = norm_of(user.inputs[0]), sizes(user).m
+    norm, rows = norm_of(user.inputs[0]), shared_rows(user).m
     # For more rows a kernel of their norm takes less time than their squares in every program.
     if norm is None or rows > rows_normalised(GPU_COST, user.dtype):
         return False
@@ -167,14 +175,14 @@ def _has_few_rows(user: Value) -> bool:
     if not isinstance(user.op, Dot) or user.dtype not in (f16, bf16, f32):
         return False
     shape = sizes(user)
-    if few_rows(shape):
-        return shape.k > 0 and _are_known(user.inputs[1])
-    return on_matrix_units(user) and shape.k > 0
+    if on_matrix_units(user):
+        return shape.k > 0
+    return few_rows(shape) and shape.k > 0 and _are_known(user.inputs[1])
 
 
 def on_matrix_units(user: Value) -> bool:
     """Return True if matrix units multiply all rows at once, whatever is fused into the product."""
-    shape = sizes(user)
+    shape = shared_rows(user)
     if any(map(is_open, (shape.batch, shape.m, shape.n, shape.k))):
         return False
     if not LEAST_ROWS <= shape.m <= MATRIX_ROWS or user.dtype not in (f16, bf16):
