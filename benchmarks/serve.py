@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -35,15 +36,14 @@ from monograph.serve.datatypes import datatype_of
 SHARED = Path(__file__).parents[2] / "shared" / "models"
 ROOT = Path(__file__).parents[1]
 CLIENTS = 32
+JSON = {"Content-Type": "application/json"}
 MODELS = (
     "reachy_fk_int8", "magika_v3_3", "hf_bert_sdpa", "tv_mobilenet_v3_small", "face_rfb320",
 )  # fmt: skip
 
 PEER = """
-import io, sys
+import base64, io, sys
 import litserve as ls, numpy as np, onnxruntime as ort
-from starlette.requests import Request
-from starlette.responses import Response
 
 class Api(ls.LitAPI):
     def setup(self, device):
@@ -51,8 +51,8 @@ class Api(ls.LitAPI):
         options.intra_op_num_threads = int(sys.argv[3])
         self.session = ort.InferenceSession(sys.argv[1], options, ["CPUExecutionProvider"])
         self.names = [i.name for i in self.session.get_inputs()]
-    async def decode_request(self, request: Request):
-        return dict(np.load(io.BytesIO(await request.body())))
+    def decode_request(self, request):
+        return dict(np.load(io.BytesIO(base64.b64decode(request["data"]))))
     def batch(self, inputs):
         self.sizes = [len(next(iter(i.values()))) for i in inputs]
         return {n: np.concatenate([i[n] for i in inputs]) for n in self.names}
@@ -64,7 +64,7 @@ class Api(ls.LitAPI):
     def encode_response(self, outputs):
         file = io.BytesIO()
         np.savez(file, *outputs)
-        return Response(file.getvalue())
+        return {"data": base64.b64encode(file.getvalue()).decode()}
 
 class Plain(Api):
     batch = ls.LitAPI.batch
@@ -298,12 +298,13 @@ def throughput(arguments: argparse.Namespace) -> dict[str, Any]:
 
             packed = streams.BytesIO()
             np.savez(packed, **feeds)
+            sent = json.dumps({"data": base64.b64encode(packed.getvalue()).decode()}).encode()
             for most in (1, 32) if open_ else (1,):
                 command = [arguments.peer_python, str(peer_file), str(folder / "model.onnx")]
                 with Peer(command, str(os.cpu_count()), str(most)) as peer:
                     url = f"http://127.0.0.1:{peer.port}/predict"
-                    asyncio.run(drive(url, packed.getvalue(), {}, arguments.warm))
-                    found, _ = asyncio.run(drive(url, packed.getvalue(), {}, arguments.seconds))
+                    asyncio.run(drive(url, sent, JSON, arguments.warm))
+                    found, _ = asyncio.run(drive(url, sent, JSON, arguments.seconds))
                     if set(found) != {200}:
                         print(f"litserve {most}: {found}")
                     rates[f"litserve {most}"] = found[200] / arguments.seconds
