@@ -23,7 +23,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: bench-any-shape bench-shapes
-.PHONY: bench-serve fuzz-serve
+.PHONY: bench-serve fuzz-serve soak-serve
 .PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -126,6 +126,9 @@ dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph
 bench-serve: $(STAMP) ## Time serving: overhead, throughput beside LitServe, overload (ARGS="overload --seconds 60")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check aiohttp
 	$(BIN)/python -m benchmarks.serve $(or $(ARGS),overhead)
+
+soak-serve: $(STAMP) ## Ask a server for a long time, with broken clients beside good ones (SECONDS=300)
+	$(BIN)/python -m benchmarks.serve_soak --seconds $(SECONDS)
 
 bench-decode-cpu: $(STAMP) ## Time decoding on the CPU beside ONNX Runtime (ARGS="--shape llama-100m --threads 2")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
