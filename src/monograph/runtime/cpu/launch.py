@@ -27,6 +27,7 @@ from monograph.codegen.llvm.module.barrier import (
 from monograph.codegen.llvm.module.parts import sharing_bytes
 from monograph.errors import ExecutionError, InternalError, MonographError
 from monograph.ir import Array, DType
+from monograph.runtime.addresses import data_address
 from monograph.runtime.counts import Counts, host_takes_part
 from monograph.runtime.cpu.donation_fast_path import remember_state
 from monograph.runtime.cpu.native import NativeCode
@@ -322,11 +323,11 @@ class NativeExecutable(Executable):
                     return None
                 if array.dtype != dtype or not array.flags.c_contiguous:
                     return None
-                slots[slot] = array.__array_interface__["data"][0]
+                slots[slot] = data_address(array)
             made = []
             for slot, _, shape, dtype in self._outputs:
                 array = np.empty(shape, dtype)
-                slots[slot] = array.__array_interface__["data"][0]
+                slots[slot] = data_address(array)
                 made.append(array)
             self.runs += 1
             self._launch(launched, workspace)
@@ -378,10 +379,10 @@ class NativeExecutable(Executable):
                     self.counts.staged[f"{name}: it is strided"] += 1
                 array = np.ascontiguousarray(array, dtype).reshape(shape)
             bound[buffer] = array
-            slots[slot] = array.__array_interface__["data"][0]
+            slots[slot] = data_address(array)
         for slot, buffer, shape, dtype in self._outputs:
             array = bound[buffer] = np.empty(shape, dtype)
-            slots[slot] = array.__array_interface__["data"][0]
+            slots[slot] = data_address(array)
         return bound
 
     def _bind_given(self, workspace: Workspace, bound: dict[int, Array], out: Feeds) -> None:
@@ -393,7 +394,7 @@ class NativeExecutable(Executable):
                 continue
             array = out[output.name]
             refuse_unlike(output.name, array, output.shape, output.dtype.numpy)
-            address = array.__array_interface__["data"][0]
+            address = data_address(array)
             if output.over < 0 and address in inputs:
                 # Donated, but the old value is needed longer: `deliver` copies the new one.
                 continue
