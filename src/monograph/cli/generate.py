@@ -17,6 +17,7 @@ from monograph.errors import ConfigError, MonographError
 
 if TYPE_CHECKING:
     from monograph.generate import Generator
+    from monograph.report.commands.decode import DecodeBench
 
 _ID = re.compile(r"-?[0-9]+")
 MOST = 128
@@ -212,12 +213,21 @@ def bench_folder(
     **options: Any,
 ) -> None:
     """Time decode steps at positions: `monograph bench` of a folder."""
-    from monograph.report.commands.decode import (
-        POSITIONS,
-        bench_decoder,
-        show_decode_bench,
-        usual_positions,
-    )
+    from monograph.report.commands.decode import show_decode_bench
+
+    found = measure_folder(decoder, target, positions, max_length, **options)
+    show(as_json, found.as_json(), lambda out: show_decode_bench(out, str(decoder), found))
+
+
+def measure_folder(
+    decoder: Path,
+    target: str | None,
+    positions: str | None,
+    max_length: int | None,
+    **options: Any,
+) -> DecodeBench:
+    """Return the times of decode steps at positions."""
+    from monograph.report.commands.decode import POSITIONS, bench_decoder, usual_positions
 
     texts = None if positions is None else [p for p in positions.split(",") if p.strip()]
     places = [_id(p, "--positions") for p in texts or ()]
@@ -235,8 +245,7 @@ def bench_folder(
             if places != [*POSITIONS]:
                 listed = ",".join(map(str, places))
                 note(f"--positions {listed}: {made.max_length} tokens have no room for more")
-        found = bench_decoder(made, places, 1, note)
-    show(as_json, found.as_json(), lambda out: show_decode_bench(out, str(decoder), found))
+        return bench_decoder(made, places, 1, note)
 
 
 def refuse_options(of: str, given: dict[str, Any], hint: str) -> None:

@@ -59,6 +59,7 @@ from monograph.cli.options import (
 from monograph.cli.profile import profile
 from monograph.cli.serve import serve
 from monograph.cli.verify import verify
+from monograph.cli.view import view
 from monograph.errors import ConfigError
 
 # Most modules import numpy and onnx, which takes a second. Commands import what they use, so that
@@ -357,6 +358,7 @@ def bench(
 
 
 app.command()(with_cache(verify))
+app.command()(with_cache(view))
 app.command()(with_cache(diff))
 app.command()(with_cache(profile))
 app.command("compile")(with_cache(compile_))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 from rich.console import Console
 
-import monograph
 from monograph.report import demo_model
 from monograph.report.commands.bench import ONNXRUNTIME, Bench, bench_model, show_bench
 from monograph.report.commands.doctor import Diagnosis, diagnose, show_diagnosis
@@ -27,6 +26,8 @@ from monograph.report.commands.execute import (
 )
 from monograph.report.render import tables
 from monograph.report.render.console import Output
+from monograph.report.view.collect import Wanted, collect
+from monograph.report.view.run import report_of
 from monograph.runtime.atomic_write import replacing_named
 from monograph.runtime.progress import Progress, silent
 
@@ -85,21 +86,27 @@ def run_demo(
     nodes = len(model.graph.node)
     demo = Demo(path, folder / REPORT, nodes, verification, bench, diagnose())
     with replacing_named(demo.report) as file:
-        file.write(report_page(demo, model).encode())
+        file.write(report_page(demo, request).encode())
     return demo
 
 
-def report_page(demo: Demo, model: onnx.ModelProto) -> str:
-    """Return the report as one HTML page without outside files."""
+def report_page(demo: Demo, request: RunRequest) -> str:
+    """Return the report as one HTML page without outside files: that of `monograph view`."""
+    view = collect(request, Wanted(threads=request.options.get("threads")), lambda _: None)
+    report = report_of(replace(view, bench=demo.bench))
+    shown = (
+        ("Comparison and times", lambda out: show_demo(out, demo)),
+        ("This machine", lambda out: show_diagnosis(out, demo.machine)),
+    )
+    report.data["texts"] = [[title, _text(show)] for title, show in shown]
+    return report.page()
+
+
+def _text(show: Callable[[Console], None]) -> str:
+    """Return what is printed as plain text."""
     out = Output(record=True, width=REPORT_COLUMNS, file=io.StringIO())
-    out.print(f"Monograph {monograph.__version__}: demo", style="bold")
-    out.print(f"\n{model.graph.name}: {demo.nodes} ONNX nodes, random weights ({demo.model})\n")
-    show_demo(out, demo)
-    out.print("")
-    show_diagnosis(out, demo.machine)
-    page = out.export_html()
-    head = '<meta name="viewport" content="width=device-width"><title>Monograph demo</title>'
-    return page.replace('<meta charset="UTF-8">', f'<meta charset="UTF-8">{head}', 1)
+    show(out)
+    return out.export_text()
 
 
 def show_demo(out: Console, demo: Demo) -> None:

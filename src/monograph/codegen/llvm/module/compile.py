@@ -89,6 +89,14 @@ def _kernel(
         raise error.at(step.origin or None, f"step {step.index}, {step.region.kind}") from None
 
 
+def kernel_text(
+    program: Program, step: Step, features: Features, threads: int, winograd: bool = True
+) -> str | None:
+    """Return the LLVM text of a step's kernel; None for a step on the host."""
+    kernel = _kernel(program, step, features, threads, winograd, False)
+    return None if kernel is None else kernel.text
+
+
 def _no_work(context: KernelContext) -> Kernel:
     """Return a kernel without work; later steps wait for it: its results may have a halo."""
     context.add(*context.step.region.outputs)

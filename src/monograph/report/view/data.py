@@ -1,0 +1,204 @@
+"""A report's content as JSON: what the page's script reads, and what `--against` compares."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import monograph
+from monograph.ir import Graph
+from monograph.ir.op import STRUCTURE
+from monograph.passes.base import ORIGINS_BETWEEN
+from monograph.program.fusion.op_classes import is_leaf
+from monograph.report.commands.bench import known
+from monograph.report.commands.profile import Profile, StepTime, rates_json
+from monograph.report.render.tables import made_text
+from monograph.report.view.collect import ModelView, step_edges
+from monograph.report.view.layout import layered
+from monograph.runtime.numerics.stepwise import StepCheck
+
+FORMAT = 1
+MAX_TEXT = 240
+"""The most characters of an expression of a rewrite."""
+MAX_MISSES = 12
+"""The most misses of a rule."""
+
+
+def view_json(view: ModelView) -> dict[str, Any]:
+    """Return everything that a report shows, as one JSON object."""
+    index = {node.label: i for i, node in enumerate(view.onnx.nodes)}
+    steps = _steps(view, index)
+    edges = step_edges(view.programs)
+    before = layered(len(view.onnx.nodes), view.onnx.edges, view.onnx.closed)
+    after = layered(len(steps), edges)
+    return {
+        "ok": True,
+        "format": FORMAT,
+        "model": view.path,
+        "version": monograph.__version__,
+        "target": view.target,
+        "facts": facts(view),
+        "notes": list(view.notes),
+        "nodes": [[n.label, n.op, n.source] for n in view.onnx.nodes],
+        "edges": [list(e) for e in view.onnx.edges],
+        "places": [list(p) for p in before.places],
+        "steps": steps,
+        "step_edges": [list(e) for e in edges],
+        "step_places": [list(p) for p in after.places],
+        "passes": _passes(view, index),
+        "rules": _rules(view, index),
+        "launches": _launches(view),
+    }
+
+
+def facts(view: ModelView) -> dict[str, Any]:
+    """Return the figures of the overview by name; those that were not measured are left out."""
+    found = view.inspection
+    program = view.programs[0]
+    told: dict[str, Any] = {
+        "nodes": len(view.onnx.nodes),
+        "ops_before": op_count(view.explanation.before),
+        "ops_after": op_count(view.explanation.after),
+        "steps": len(view.steps),
+        "parameters": found.parameters,
+        "weight_bytes": sum(w.bytes for w in found.weights),
+        "arena_bytes": int(program.peak_bytes),
+        "launches": view.launching.text,
+        "host_steps": len(view.launching.host),
+        "inputs": [f"{p.name}: {p.dtype}{p.shape_text}" for p in found.inputs],
+        "outputs": [f"{p.name}: {p.dtype}{p.shape_text}" for p in found.outputs],
+    }
+    if view.profile is not None:
+        told |= _run_facts(view.profile)
+    if view.bench is not None:
+        times = view.bench.times
+        told["peers"] = {name: times[name].median for name in times}
+    if view.checks is not None:
+        told["steps_wrong"] = sum(not c.ok for c in view.checks.checks)
+    return told
+
+
+def _run_facts(profile: Profile) -> dict[str, Any]:
+    return {
+        "run_seconds": profile.run_seconds,
+        "step_seconds": profile.step_seconds,
+        "threads": profile.threads,
+        "peak_flops": profile.peaks.flops_per_second,
+        "peak_bytes": profile.peaks.bytes_per_second,
+        "floor_seconds": known(sum(profile.floor(s.work) for s in profile.steps)),
+    }
+
+
+def op_count(graph: Graph) -> int:
+    """Return the number of values that compute something."""
+    return sum(not isinstance(v.op, STRUCTURE) and not is_leaf(v) for v in graph.values)
+
+
+def _steps(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
+    timed = view.profile.steps if view.profile is not None else ()
+    checks = view.checks.checks if view.checks is not None else ()
+    host = {x.step.index: x.reason for x in view.launching.host}
+    found = []
+    for number, step in enumerate(view.steps):
+        told: dict[str, Any] = {
+            "kind": step.region.kind,
+            "nodes": [index[n] for n in step.nodes if n in index],
+            "origin": step.nodes,
+            "makes": made_text(step),
+            "ops": [v.op.name for v in step.region.body if not is_leaf(v)][:24],
+        }
+        if number in host and len(view.programs) == 1:
+            told["host"] = host[number]
+        if number < len(timed):
+            assert view.profile is not None
+            told |= _time(view.profile, timed[number])
+        if number < len(checks):
+            told |= _check(checks[number])
+        found.append(told)
+    return found
+
+
+def _time(profile: Profile, timed: StepTime) -> dict[str, Any]:
+    rates = rates_json(profile, timed.work, timed.seconds)
+    return {
+        "seconds": timed.seconds,
+        "share": profile.share(timed.seconds),
+        "flops": rates["flops"],
+        "bytes": rates["bytes"],
+        "of_peak": rates["of_peak"],
+        "waiting": timed.waiting,
+    }
+
+
+def _check(check: StepCheck) -> dict[str, Any]:
+    drift = max((d.max_rel for d in check.accumulated), default=0.0)
+    told = {"own": _finite(check.used), "drift": _finite(drift), "right": check.ok}
+    return told | ({"unchecked": check.not_compared} if check.not_compared else {})
+
+
+def _finite(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
+
+
+def _passes(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the passes in order, each with its rewrites."""
+    names = [*view.explanation.rules]
+    before = op_count(view.explanation.before)
+    found = []
+    for record in view.explanation.passes:
+        after = op_count(record.graph)
+        fired = [
+            {
+                "rule": names.index(f.rule) if f.rule in names else -1,
+                "nodes": _indices(f.origin, index),
+                "before": _short(f.before),
+                "after": _short(f.after),
+            }
+            for f in record.fired
+        ]
+        found.append(
+            {
+                "stage": record.stage,
+                "name": record.label,
+                "purpose": record.purpose,
+                "ops": [before, after],
+                "fired": fired,
+            }
+        )
+        before = after
+    return found
+
+
+def _rules(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": rule.name,
+            "equation": rule.equation,
+            "exact": rule.exact,
+            "passes": rule.passes,
+            "fired": len(rule.fired),
+            "misses": [
+                {"nodes": _indices(m.origin, index), "reason": _short(m.reason)}
+                for m in rule.misses[:MAX_MISSES]
+            ],
+        }
+        for rule in view.explanation.rules.values()
+    ]
+
+
+def _indices(origin: str, index: dict[str, int]) -> list[int]:
+    return [index[n] for n in origin.split(ORIGINS_BETWEEN) if n in index]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def _launches(view: ModelView) -> list[dict[str, Any]]:
+    """Return what runs where: regions of one launch each, and host steps with their reasons."""
+    program = view.launching.program
+    found: list[dict[str, Any]] = []
+    for launch in program.launches:
+        numbers = [s.index for s in launch.steps]
+        found.append({"text": str(launch), "first": numbers[0], "last": numbers[-1]})
+    return found

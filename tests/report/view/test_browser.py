@@ -1,0 +1,80 @@
+"""A report in a real browser, wide and narrow: links both ways, keys, code, no console error."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from tests.cli.calls import call
+from tests.report.diff.models import MODELS
+from tests.report.view.pages import large_page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
+HARNESS = Path(__file__).with_name("harness.html")
+WANTED = "large_head<img src=x onerror='hacked=1'>"
+
+if BROWSER is None:
+    pytest.skip(f"no browser here, none of {', '.join(NAMES)}", allow_module_level=True)
+
+
+def visited(folder: Path, visits: list[tuple[str, int]], wanted: str) -> list[dict[str, Any]]:
+    """Open pages of a folder at widths; return what each shows. The console must stay empty."""
+    text = HARNESS.read_text().replace("VISITS", json.dumps(visits))
+    (folder / "harness.html").write_text(text.replace('"WANTED"', json.dumps(wanted)))
+    done = subprocess.run(
+        [
+            str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu",
+            "--disable-dev-shm-usage", "--enable-logging=stderr", "--dump-dom",
+            "--allow-file-access-from-files", "--virtual-time-budget=60000",
+            f"--user-data-dir={folder / 'profile'}", (folder / "harness.html").as_uri(),
+        ],
+        capture_output=True, text=True, check=False, timeout=180,
+    )  # fmt: skip
+    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stderr[-2000:]
+    assert [line for line in done.stderr.splitlines() if ":CONSOLE" in line] == []
+    results = json.loads(html.unescape(found[1]))
+    assert isinstance(results, list), results
+    return results
+
+
+def test_a_report_is_read_wide_and_narrow(tmp_path: Path) -> None:
+    proto = MODELS["detector"].build()
+    (node,) = [n for n in proto.graph.node if n.name == "large_head"]
+    node.name = WANTED
+    onnx.save(proto, tmp_path / "model.onnx")
+    result = call("view", tmp_path / "model.onnx", "-o", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    found = visited(tmp_path, [("page.html", 1280), ("page.html", 390)], "large_head")
+    assert [f["width"] for f in found] == [1280, 390]
+    for seen in found:
+        assert seen["wide"] <= seen["width"], "nothing is cut off"
+        assert seen["last"] <= seen["width"]
+        assert seen["node"] == WANTED
+        (step,) = seen["steps"]
+        assert seen["step"] == step
+        assert WANTED in seen["nodes"], "the step leads back to the node"
+        assert "define" in seen["code"]
+        assert seen["canvases"] == 2
+        assert seen["closed"]
+        assert seen["moved"]
+        assert seen["keyed"]
+        assert not seen["hacked"]
+
+
+def test_ten_thousand_nodes_open_with_few_elements(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(large_page(10_000))
+    (seen,) = visited(tmp_path, [("page.html", 1280)], "node_9876")
+    assert seen["elements"] < 300, "graphs and tables are drawn when they are looked at"
+    assert seen["steps"] == ["step 9876: pointwise"]
+    assert seen["nodes"] == ["node_9876"]
+    assert seen["rows"] <= 300
