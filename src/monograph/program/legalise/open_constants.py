@@ -17,7 +17,7 @@ def split_open_constants(graph: Graph) -> Graph:
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         data = known(old)
         if data is None or data.size < 2 or not any_open(data.flat):
-            return old.op(*inputs) if inputs else old
+            return old if inputs == old.inputs else old.op(*inputs)
         parts = [Reshape((1,))(constant(d, i64)) for d in data.reshape(-1).tolist()]
         joined = Concat(0)(*parts)
         return joined if data.ndim == 1 else Reshape(data.shape)(joined)

@@ -19,8 +19,8 @@ from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, DType, Graph, Input, Item, TensorType, Type, Value
 from monograph.ir.dtype import COMPLEX
-from monograph.ir.size_expressions import Symbol
-from monograph.ir.sizes import SizeScope
+from monograph.ir.size_expressions import Symbol, evaluate
+from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.program.dynamic.remainders import remainder
 from monograph.program.launch_regions import stops
 from monograph.program.legalise.lower_complex import real_of
@@ -263,6 +263,14 @@ class OpenStages(ShapeCode):
         return made
 
 
+def _at(data: Any, sizes: Sizes) -> Any:
+    """Return a constant whose elements may be open sizes, as numbers of these sizes."""
+    if not isinstance(data, np.ndarray) or data.dtype != object or not any_open(data.flat):
+        return data
+    numbers = [evaluate(n.expression, sizes) if is_open(n) else n for n in data.flat]
+    return np.array(numbers, np.int64).reshape(data.shape)
+
+
 class StagedExecutable(Executable):
     """A first program, and programs compiled for the sizes that its results decide."""
 
@@ -335,7 +343,7 @@ class StagedExecutable(Executable):
             return data[value]
         if isinstance(value.op, Input):
             return feeds[value.op.label]
-        return value.op.reference()
+        return _at(value.op.reference(), self._sizes)
 
     def _go_on(self, data: Mapping[Value, Any], feeds: Feeds) -> dict[str, Any]:
         shared = self._shared
