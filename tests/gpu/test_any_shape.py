@@ -137,3 +137,14 @@ def test_a_transformer_runs_every_batch_and_length_by_one_set_of_kernels() -> No
         counts.add(session.stats["compiled_kernels"])
     assert len(counts) == 1, "no length needs another kernel"
     assert session.stats["variants"] == 1
+
+
+def test_ranges_are_estimated_once_for_all_sizes() -> None:
+    session = loaded(precision="f16")
+    expected = monograph.load(network(), target="reference")
+    for n, width in ((2, 40), (3, 37), (5, 16)):
+        x = images(n, 3, 16, width)
+        (given,), (wanted,) = session.run({"x": x}), expected.run({"x": x})
+        tolerance = 16 * 2.0**-11 * np.abs(wanted).max()
+        np.testing.assert_allclose(given, wanted, atol=tolerance)
+    assert session.stats["variants"] == 1

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from monograph.ir import size_expressions as ex
@@ -62,6 +63,16 @@ class SizeScope:
         self._bounds: dict[SizeExpression, Bounds] = {}
         self._equal: dict[Factor, SizeExpression] = {}
         """The expressions that stand for factors, because guards make them equal."""
+        self._estimating = 0
+
+    @contextmanager
+    def estimating(self) -> Iterator[None]:
+        """Decide on hints without guards, for an estimate that decides no code."""
+        self._estimating += 1
+        try:
+            yield
+        finally:
+            self._estimating -= 1
 
     def symbol(self, name: str, hint: int, least: int = LEAST) -> Size:
         """Return the size of an open dimension."""
@@ -171,7 +182,8 @@ class SizeScope:
             return proof
         hint = self.hint(difference)
         answer = hint == 0 if how == "==" else hint < 0
-        self._record(difference, how, answer)
+        if not self._estimating:
+            self._record(difference, how, answer)
         return answer
 
     def proof(self, difference: SizeExpression, how: str) -> bool | None:
@@ -456,6 +468,11 @@ def same_sizes(a: Iterable[int], b: Iterable[int]) -> bool:
     """Return True if two shapes are the same for all sizes."""
     xs, ys = tuple(a), tuple(b)
     return len(xs) == len(ys) and all(proven(x, "==", y) for x, y in zip(xs, ys, strict=True))
+
+
+def greatest(number: int) -> float:
+    """Return the greatest value that a number is proven to have; of a plain int, itself."""
+    return number.scope.bounds(number.expression)[1] if is_open(number) else number
 
 
 def divides(divisor: int, number: int) -> bool:

@@ -25,6 +25,7 @@ from monograph.ir import (
 )
 from monograph.ir.dtype import BOOL, COMPLEX, i64
 from monograph.ir.layout import LayoutPlan, Need, Order, in_order, stored_axes, with_axes, without
+from monograph.ir.sizes import greatest
 from monograph.ir.traits import (
     MOST_DEGREE,
     SUMS_MANY,
@@ -141,7 +142,7 @@ class ReduceSum(Reduction):
         static = x.tensor.is_static and value.tensor.is_static
         if not static or not value.tensor.size or given[0] == math.inf:
             return math.inf
-        return given[0] * (x.tensor.size // value.tensor.size)
+        return given[0] * greatest(x.tensor.size // value.tensor.size)
 
     def accumulation_length(self, *types: TensorType) -> int:
         return known_product(types[0].dims[a] for a in self.axes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from monograph.errors import ExecutionError, MonographError
 from monograph.ir import Array, Constant, DType, Graph, TensorType, Type, Value, subgraphs
 from monograph.ir.dtype import BOOL, f32
 from monograph.ir.evaluate import apply, check_fits
+from monograph.ir.sizes import SizeScope, any_open, hint_of, is_open
 from monograph.ops.attention import Attention
 from monograph.ops.base import Binary, Unary
 from monograph.ops.control import If, Loop, Scan
@@ -56,8 +58,14 @@ class Rehearsal:
         """Values that could not be computed although what they read could, and why."""
         self._fed: dict[tuple[Value, ...], tuple[Any, ...]] = {}
         rng = np.random.default_rng(SEED)
-        self.drawn = tuple(_draw(rng, t) for t in graph.input_types)
-        self.play(graph, self.drawn)
+        self._scope = _scope_of(graph)
+        with self._estimating():
+            self.drawn = tuple(_draw(rng, t) for t in graph.input_types)
+            self.play(graph, self.drawn)
+
+    def _estimating(self) -> AbstractContextManager[None]:
+        """Take open sizes as their hints: an estimate holds for other sizes too."""
+        return nullcontext() if self._scope is None else self._scope.estimating()
 
     def play(self, graph: Graph, given: Sequence[Any]) -> list[Any]:
         """Return the outputs of a graph; None stands for what is not known, here and in `given`."""
@@ -78,7 +86,8 @@ class Rehearsal:
         """Runs a sub-graph again whose ops have changed, on what it was given first."""
         given = self._fed.get(graph.inputs)
         if given is not None:
-            self.play(graph, given)
+            with self._estimating():
+                self.play(graph, given)
 
     def _note(self, value: Value, data: Any) -> None:
         type_ = value.type
@@ -104,7 +113,7 @@ class Rehearsal:
             check_fits(value.type)
             _check_size(value.type)
             with np.errstate(all="ignore"):
-                return _computed(value, operands)
+                return _plain(_computed(value, operands))
         except (MonographError, MemoryError, ValueError, LookupError, TypeError) as e:
             self.unknown[value] = e.message if isinstance(e, MonographError) else type(e).__name__
         except ArithmeticError as e:
@@ -139,6 +148,12 @@ class Rehearsal:
         return op.turned(turn, *operands)
 
 
+def _scope_of(graph: Graph) -> SizeScope | None:
+    """Return the open sizes of a graph; None if all sizes are known."""
+    types = (t for t in graph.input_types if isinstance(t, TensorType))
+    return next((d.scope for t in types for d in t.shape or () if is_open(d)), None)
+
+
 def _draw(rng: np.random.Generator, type_: Type) -> Any:
     """Return an input; None for what is no tensor of numbers."""
     if not isinstance(type_, TensorType) or type_.shape is None:
@@ -160,6 +175,13 @@ def _draw(rng: np.random.Generator, type_: Type) -> Any:
 def _check_size(type_: Type) -> None:
     if isinstance(type_, TensorType) and type_.is_static and type_.size > ELEMENTS:
         raise ExecutionError("it is too large to be computed for an estimate")
+
+
+def _plain(data: Any) -> Any:
+    """Return an array of open sizes as one of their hints."""
+    if isinstance(data, np.ndarray) and data.dtype == object and any_open(data.flat):
+        return np.array([hint_of(n) for n in data.flat], np.int64).reshape(data.shape)
+    return data
 
 
 def _computed(value: Value, operands: list[Any]) -> Any:
