@@ -22,7 +22,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
 .PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
-.PHONY: bench-any-shape bench-shapes
+.PHONY: any-shape bench-any-shape bench-shapes
 .PHONY: bench-serve fuzz-serve soak-serve
 .PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
@@ -111,6 +111,10 @@ sweep: $(STAMP) ## Everything on the CPU target, every instruction set, 1 to 4 t
 bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; table, JSON, plot
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+any-shape: $(STAMP) ## Code for any shape: every op sample with open dimensions, then 2,000 random graphs at changing sizes
+	$(BIN)/python -W ignore -m tests.cpu.any_shape_sweep
+	$(BIN)/python -W ignore -m tests.campaign dynamic counted zero --count 670 --sides cpu-any $(ARGS)
 
 bench-any-shape: $(STAMP) ## Time code for any shape beside exact code and ONNX Runtime (ARGS="-k ppocr --threads 1")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

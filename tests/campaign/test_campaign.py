@@ -48,6 +48,14 @@ def test_cases_agree_on_every_side(kind: str, count: int, tmp_path: Path):
     assert report.counts["no second opinion"] < 0.5 * count
 
 
+def test_graphs_of_changing_sizes_are_right_by_code_for_any_shape(tmp_path: Path):
+    print(f"seed {SEED}: set MONOGRAPH_TEST_SEED to repeat or to vary")
+    for kind in ("dynamic", "zero"):
+        report = campaign(kind, 8, SEED, 1, ("cpu-any",), folder=tmp_path)
+        assert report.done == 8
+        assert not report.findings, f"seed {SEED}: {report.texts}"
+
+
 # Generators -------------------------------------------------------------------------------------
 
 
