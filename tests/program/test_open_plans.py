@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from monograph.codegen.llvm.module.memory import ARENA, ByteSpan
 from monograph.ir.size_expressions import evaluate
 from monograph.ir.sizes import SizeScope, hint_of, is_open
 from monograph.program.memory.memory_planner import Lifetime, plan
@@ -42,3 +43,16 @@ def test_live_buffers_never_overlap_at_any_size(number: int) -> None:
                     other = at(made.offsets[y.key])
                     apart = start + at(x.nbytes) <= other or other + at(y.nbytes) <= start
                     assert apart, f"seed {SEED + number}: {x} and {y} at {values}"
+
+
+def test_memory_of_open_sizes_meets_unless_it_is_apart_for_all() -> None:
+    scope = SizeScope()
+    h, w = scope.symbol("h", 30), scope.symbol("w", 50)
+    first = ByteSpan(ARENA, 0, h * 4)
+    assert not first.meets(ByteSpan(ARENA, h * 4, h * 8))
+    assert not first.meets(ByteSpan(ARENA, h * w * 4, h * w * 8))
+    assert first.meets(ByteSpan(ARENA, h * 2, h * 3))
+    assert first.meets(ByteSpan(ARENA, w * 4, w * 8)), "w may be smaller than h"
+    assert first.meets(ByteSpan(ARENA, 200, 264)), "h may be larger"
+    assert not first.meets(ByteSpan(7))
+    assert not scope.guards

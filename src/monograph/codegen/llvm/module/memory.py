@@ -36,7 +36,7 @@ from monograph.codegen.llvm.module.kernel import (
     share,
 )
 from monograph.ir import Array, Value
-from monograph.ir.sizes import any_open, is_open
+from monograph.ir.sizes import is_open, proven
 from monograph.program.index import strides_of
 from monograph.program.memory.buffer_assignment import (
     CONSTANT,
@@ -197,7 +197,10 @@ class ByteSpan:
     stop: int = 1
 
     def meets(self, other: ByteSpan) -> bool:
-        return self.memory == other.memory and self.start < other.stop and other.start < self.stop
+        """Return True unless the ranges are apart for all sizes."""
+        if self.memory != other.memory:
+            return False
+        return not (proven(self.stop, "<=", other.start) or proven(other.stop, "<=", self.start))
 
 
 @dataclass
@@ -243,10 +246,8 @@ class Ordering:
         return reads, writes
 
     def _in_arena(self, at: int, nbytes: int) -> ByteSpan:
-        """Return a range of the arena; buffers of open sizes share all of a bin, or nothing."""
-        if any_open(self.offsets.values()) or is_open(nbytes):
-            return ByteSpan(f"bin at {at!r}")
-        return ByteSpan(ARENA, at, at + max(nbytes, 1))
+        """Return a range of the arena."""
+        return ByteSpan(ARENA, at, at + (nbytes if is_open(nbytes) else max(nbytes, 1)))
 
     def _span(self, buffer: Buffer) -> ByteSpan | None:
         """Return the bytes of a buffer; one written over another has the same address."""
