@@ -105,7 +105,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP and gRPC, until SIGTERM or Ctrl-C.
 
-    Clients of the Open Inference Protocol (Triton, KServe) reach a model at /v2/models/NAME/infer.
+    Clients of the Open Inference Protocol (Triton, KServe) reach a model at /v2/models/NAME/infer,
+    those of OpenAI a decoder at /v1/chat/completions.
     Requests that wait at the same time share one run where the graph proves that rows are
     independent. GET /v2/health/ready answers 200 when all models are compiled; no request waits
     for a compilation.
