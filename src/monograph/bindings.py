@@ -275,7 +275,7 @@ class Bindings:
             raise ConfigError("nothing has been compiled yet", hint="run the model once, then save")
         artefacts = {}
         for key, executable in made:
-            if executable.tier == ANY_SHAPE:
+            if self._in_variant(executable):
                 continue
             artefact = executable.artefact()
             if self.values_decide or artefact is None or not artefact.whole:
@@ -297,6 +297,12 @@ class Bindings:
         variants = [c.artefact for c in self.variants.codes if isinstance(c, AnyShape)]
         arch = self.target.architecture
         write_package(path, signature, options, artefacts, variants, arch)
+
+    def _in_variant(self, executable: Executable) -> bool:
+        """Return True if a package holds the code of an executable as a variant, if at all."""
+        own = executable.inner if isinstance(executable, TieredExecutable) else executable
+        on_gpu = self.target.enqueues and executable.tier == ANY_SHAPE
+        return on_gpu or isinstance(own, AnyShapeExecutable)
 
     @property
     def packaged(self) -> bool:
