@@ -89,7 +89,7 @@ def check_contents(wheel: Path, sdist: Path) -> int:
     own = {
         p.relative_to(ROOT / "src").as_posix()
         for p in (ROOT / "src" / "monograph").rglob("*")
-        if p.suffix == ".py" or p.name == "py.typed"
+        if p.is_file() and "__pycache__" not in p.parts
     }
     packed = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     if packed != own:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -294,7 +295,9 @@ class Bindings:
                 "a package has no code for any shape of a GPU",
                 hint='load the model with specialise="now", run it, then save',
             )
-        variants = [c.artefact for c in self.variants.codes if isinstance(c, AnyShape)]
+        # The same model gives the same file, however long its compilation took.
+        codes = (c.artefact for c in self.variants.codes if isinstance(c, AnyShape))
+        variants = [replace(artefact, seconds=0.0) for artefact in codes]
         arch = self.target.architecture
         write_package(path, signature, options, artefacts, variants, arch)
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import monograph
-from monograph.errors import ConfigError, FeedError, UnsupportedError
+from monograph.errors import ConfigError, ExecutionError, FeedError, UnsupportedError
 from monograph.ops import OPS
 from monograph.program.legalise.lower_random import random_ops
 from tests.cpu.any_shape_cases import open_graph
@@ -120,6 +120,24 @@ def test_wrong_size_is_refused_before_anything_runs() -> None:
         with pytest.raises(FeedError, match="cannot take inputs of these sizes"):
             session.run(image(2, 9, 3))
     session.run(image(2, 8, 9))
+    assert session.stats["variants"] == 1
+
+
+def test_fault_names_the_numbers_of_the_run() -> None:
+    model = model_of(
+        [
+            helper.make_node("Mul", ["x", "x"], ["a"]),
+            helper.make_node("Gather", ["a", "i"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, ["N", "M"]), ("i", TensorProto.INT64, ["K"])],
+        [("y", TensorProto.FLOAT, ["K", "M"])],
+    )
+    session = monograph.load(model, specialise="off")
+    for rows in (3, 5):
+        feeds = {"x": np.ones((rows, 4), np.float32), "i": np.array([0, rows + 4])}
+        with pytest.raises(ExecutionError, match="an index is out of range") as e:
+            session.run(feeds)
+        assert (e.value.expected, e.value.given) == (f"-{rows}..{rows - 1}", rows + 4)
     assert session.stats["variants"] == 1
 
 

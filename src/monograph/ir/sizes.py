@@ -65,6 +65,15 @@ class SizeScope:
         """The expressions that stand for factors, because guards make them equal."""
         self._estimating = 0
 
+    @property
+    def _mark(self) -> str:
+        """The end of the names of symbols, which tells compilations apart."""
+        return f"@{self.number}"
+
+    def unmarked(self, text: str) -> str:
+        """Return a text with the names of symbols as the model has them."""
+        return text.replace(self._mark, "")
+
     @contextmanager
     def estimating(self) -> Iterator[None]:
         """Decide on hints without guards, for an estimate that decides no code."""
@@ -74,10 +83,15 @@ class SizeScope:
         finally:
             self._estimating -= 1
 
+    def new_symbol(self, name: str, hint: int, least: int) -> Symbol:
+        """Return a symbol that no other compilation has."""
+        made = Symbol(name + self._mark, least)
+        self.hints[made] = hint
+        return made
+
     def symbol(self, name: str, hint: int, least: int = LEAST) -> Size:
         """Return the size of an open dimension."""
-        made = Symbol(f"{name}@{self.number}", least)
-        self.hints[made] = hint
+        made = self.new_symbol(name, hint, least)
         return Size(SizeExpression((((made,), 1),)), hint, self)
 
     def sized(self, expression: SizeExpression) -> int:
@@ -422,7 +436,7 @@ else:
 
         def __str__(self) -> str:
             """Return the register that holds the size in LLVM text."""
-            return f"%size.{self.scope.slot(self.expression)}"
+            return f"%size.{self.scope.slot(self.expression)}"  # see `size_texts`
 
         def __format__(self, spec: str) -> str:
             return format(str(self) if spec[-1:] in ("", "s") else int(self), spec)

@@ -86,9 +86,8 @@ class ShapeCode(ABC):
     @property
     def guards(self) -> list[str]:
         """The guards as texts, without the mark of the compilation in the names of symbols."""
-        mark = f"@{self.scope.number}"
         texts = (f"{e} {described(g)}" for e, g in self.scope.guards.items())
-        return [text.replace(mark, "") for text in texts]
+        return [self.scope.unmarked(text) for text in texts]
 
     def bind(self, given: Shapes) -> dict[Symbol, int] | None:
         """Return the values of the symbols for inputs of these shapes; None if they do not fit."""
@@ -99,7 +98,7 @@ class ShapeCode(ABC):
         """Return why inputs of these shapes need other code; "" if they do not."""
         values = self._values(given)
         found = values if isinstance(values, str) else self.scope.broken(values)
-        return (found or "").replace(f"@{self.scope.number}", "")
+        return self.scope.unmarked(found or "")
 
     def _values(self, given: Shapes) -> dict[Symbol, int] | str:
         """Return the values of the symbols, or why shapes do not fit the inputs."""

@@ -31,9 +31,15 @@ def model() -> bytes:
     return onnx.parser.parse_model(TEXT).SerializeToString()
 
 
+@pytest.fixture(params=["now", "off"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The option `specialise`: a package of exact code, and one of code for any shape."""
+    return str(request.param)
+
+
 @pytest.fixture
-def saved(model: bytes, tmp_path: Path) -> Path:
-    session = monograph.load(model)
+def saved(model: bytes, kind: str, tmp_path: Path) -> Path:
+    session = monograph.load(model, specialise=kind)
     session.run(fed())
     path = tmp_path / "m.mono"
     session.save(path)
@@ -47,29 +53,34 @@ def test_a_package_gives_the_same_answers(model: bytes, saved: Path) -> None:
     assert package.stats["from_disk"] == 1
 
 
-def test_the_same_model_gives_the_same_file(model: bytes, saved: Path, tmp_path: Path) -> None:
-    session = monograph.load(model, cache_dir="")
+def test_the_same_model_gives_the_same_file(
+    model: bytes, saved: Path, kind: str, tmp_path: Path
+) -> None:
+    session = monograph.load(model, cache_dir="", specialise=kind)
     session.run(fed())
     session.save(tmp_path / "again.mono")
     assert (tmp_path / "again.mono").read_bytes() == saved.read_bytes()
 
 
-def test_a_package_says_what_it_holds(saved: Path) -> None:
+def test_a_package_says_what_it_holds(saved: Path, kind: str) -> None:
     with zipfile.ZipFile(saved) as archive:
         manifest = json.loads(archive.read("manifest.json"))
         names = set(archive.namelist())
         digests = {n: hashlib.sha256(archive.read(n)).hexdigest() for n in manifest["members"]}
     assert manifest["kind"] == "monograph package"
     assert manifest["monograph"] == monograph.__version__
-    assert manifest["shapes"] == [{"x": [2, 4]}]
+    exact = kind == "now"
+    assert manifest["shapes"] == ([{"x": [2, 4]}] if exact else [])
+    assert manifest["variants"] == (0 if exact else 1)
     assert manifest["signature"]["inputs"] == [["x", "f32[N, 4]"]]
     assert digests == {n: m["sha256"] for n, m in manifest["members"].items()}
     assert names == {"manifest.json", "manifest.sha256", *manifest["members"]}
-    assert {"0/layout", "0/object0", "0/constants"} <= names
+    place = "0" if exact else "any0"
+    assert {f"{place}/{name}" for name in ("layout", "object0", "constants")} <= names
 
 
 def test_several_shapes_in_one_package(model: bytes, tmp_path: Path) -> None:
-    session = monograph.load(model)
+    session = monograph.load(model, specialise="now")
     expected = {rows: session.run(fed(rows))[0] for rows in (1, 5)}
     session.save(tmp_path / "m.mono")
     package = monograph.load(tmp_path / "m.mono")
@@ -85,7 +96,7 @@ def test_several_shapes_in_one_package(model: bytes, tmp_path: Path) -> None:
 
 
 def test_dims_may_name_what_a_package_holds(model: bytes, tmp_path: Path) -> None:
-    session = monograph.load(model)
+    session = monograph.load(model, specialise="now")
     for rows in (1, 5):
         session.run(fed(rows))
     path = tmp_path / "m.mono"
@@ -123,13 +134,18 @@ def test_a_package_saved_again_keeps_its_options(model: bytes, tmp_path: Path) -
 
 def test_a_package_has_no_graph(saved: Path) -> None:
     session = monograph.load(saved)
-    for ask in (
-        lambda: session.graph,
-        lambda: session.bound_graph(fed()),
-        lambda: session.executable(fed()).program,
-    ):
+    for ask in (lambda: session.graph, lambda: session.bound_graph(fed())):
         with pytest.raises(ConfigError, match="compiled code, and no graph"):
             ask()
+
+
+def test_exact_code_of_a_package_has_no_program(model: bytes, tmp_path: Path) -> None:
+    session = monograph.load(model, specialise="now")
+    session.run(fed())
+    session.save(tmp_path / "m.mono")
+    executable = monograph.load(tmp_path / "m.mono").executable(fed())
+    with pytest.raises(ConfigError, match="compiled code, and no graph"):
+        _ = executable.program  # type: ignore[attr-defined]
 
 
 def test_nothing_compiled_is_nothing_to_save(model: bytes, tmp_path: Path) -> None:
@@ -152,7 +168,7 @@ def test_what_the_host_computes_cannot_be_saved(tmp_path: Path) -> None:
     ("options", "name"),
     [
         ({"target": "reference"}, "target"),
-        ({"dims": {"N": 3}}, "dims"),
+        ({"dims": {"M": 3}}, "dims"),
         ({"donate": {"y": "x"}}, "donate"),
         ({"threads": 77}, "threads"),
         ({"cpu_isa": "baseline"}, "cpu_isa"),
@@ -248,12 +264,13 @@ def test_cut_short_or_of_another_kind(saved: Path) -> None:
         monograph.load(saved)
 
 
-def test_a_member_that_is_missing(saved: Path) -> None:
+@pytest.mark.parametrize("member", ["layout", "object0", "constants"])
+def test_a_member_that_is_missing(saved: Path, member: str) -> None:
     with zipfile.ZipFile(saved) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(saved, "w") as archive:
         for name, data in members.items():
-            if name != "0/constants":
+            if not name.endswith(f"/{member}"):
                 archive.writestr(name, data)
     with pytest.raises(ModelError, match="damaged"):
         monograph.load(saved).run(fed())

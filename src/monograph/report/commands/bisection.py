@@ -23,6 +23,8 @@ from monograph.report.commands.execute import (
     verify_model,
 )
 from monograph.runtime.cpu.instrumented import compile_stepped
+from monograph.runtime.dynamic.staged import compile_stages
+from monograph.runtime.executable import EXACT
 from monograph.runtime.inputs import Chosen
 from monograph.runtime.numerics.bisect import NumericCheck, PassError
 from monograph.runtime.numerics.compare import Difference, compare_outputs
@@ -54,7 +56,10 @@ class StepsChecked:
     stages: int
     """The number of programs of the run; more than one if data decide shapes."""
     launches: tuple[Difference, ...]
-    """The outputs of one launch per step, compared with those of one launch for all."""
+    """The outputs of one launch per step, compared with those of one launch for all.
+
+    Both are exact code: code for any shape may add in another order.
+    """
 
     @property
     def first_wrong(self) -> StepCheck | None:
@@ -129,10 +134,13 @@ def check_passes(
 def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
     """Run a model step by step on the CPU, and every step by the reference."""
     checker, compiler = StepChecker(), session.compiler()
-    stepped = compile_stepped(session.optimised_graph(feeds), compiler, checker.observe)
+    graph = session.optimised_graph(feeds)
+    stepped = compile_stepped(graph, compiler, checker.observe)
+    exact = session.executable(feeds).tier == EXACT
+    run = session.run if exact else compile_stages(graph, compiler).run
     names = [p.name for p in session.outputs]
     apart = dict(zip(names, stepped(feeds), strict=True))
-    whole = dict(zip(names, session.run(feeds), strict=True))
+    whole = dict(zip(names, run(feeds), strict=True))
     launches = tuple(compare_outputs(apart, whole, {}))
     return StepsChecked(tuple(checker.checks), checker.stages, launches)
 

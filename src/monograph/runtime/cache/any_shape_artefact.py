@@ -83,7 +83,6 @@ class _Writer:
 
     def sizes(self) -> dict[str, Any]:
         """Return everything but shapes, after these have been written."""
-        mark = f"@{self._scope.number}"
         guards = [
             [
                 self._expression(e),
@@ -95,7 +94,8 @@ class _Writer:
         ]
         return {
             "symbols": [
-                [s.name.removesuffix(mark), hint, s.least] for s, hint in self._scope.hints.items()
+                [self._scope.unmarked(s.name), hint, s.least]
+                for s, hint in self._scope.hints.items()
             ],
             "guards": guards,
             "table": [self._expression(e) for e in self._scope.table],
@@ -125,8 +125,7 @@ class _Reader:
         self.scope = scope = SizeScope()
         self._factors: list[Factor] = []
         for name, hint, least in found["symbols"]:
-            symbol = Symbol(f"{name}@{scope.number}", _whole(least))
-            scope.hints[symbol] = _whole(hint)
+            symbol = scope.new_symbol(name, _whole(hint), _whole(least))
             self._factors.append(symbol)
         for kind, *parts in found["factors"]:
             self._factors.append(self._factor(kind, [self._expression(p) for p in parts]))

@@ -21,6 +21,7 @@ from monograph.ir import Array, Graph, TensorType
 from monograph.ir.lazy import lazy
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import SizeExpression, Symbol
+from monograph.ir.size_texts import with_numbers
 from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact
@@ -29,6 +30,7 @@ from monograph.runtime.counts import Counts
 from monograph.runtime.cpu.launch import (
     Layout,
     NativeExecutable,
+    NativeFaultText,
     NativePort,
     Workspace,
     aligned,
@@ -74,6 +76,14 @@ class AnyShapeExecutable(NativeExecutable):
     @property
     def constant_bytes(self) -> int:
         return sum(self.shared_bytes.values())
+
+    def _fault_text(self, number: int) -> NativeFaultText:
+        """Return the text of a fault with the sizes of the run."""
+        return (
+            super()
+            ._fault_text(number)
+            .changed(lambda text: with_numbers(text, lambda place: int(self._sizes[place])))
+        )
 
     def _run_parts(self, workspace: Workspace, bound: dict[int, Array], feeds: Feeds) -> Outputs:
         """Return nothing: all of the program is in its later parts."""
@@ -209,6 +219,8 @@ def compile_open_program(
     threads = useful_threads(program, threads)
     module = compile_program(program, features, threads, winograd, checked=checked)
     layout = make_layout(program, module, threads)
+    faults = tuple(fault.changed(scope.unmarked) for fault in layout.faults)
+    layout = replace(layout, faults=faults)
     empty = not (layout.functions or layout.results or layout.host_kinds)
     if not layout.whole and not empty:
         raise UnsupportedError(

@@ -6,9 +6,9 @@ A process that finds its code on disk imports this and no compiler.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -115,6 +115,13 @@ class NativeFaultText:
     buffers: tuple[str, ...] = ()
     """For accesses outside of buffers: the buffers by their numbers, from 1 (see `Fault`)."""
     step: int = 0
+
+    def changed(self, change: Callable[[str], str]) -> NativeFaultText:
+        """Return the text with its parts changed."""
+        buffers = tuple(map(change, self.buffers))
+        return replace(
+            self, message=change(self.message), expected=change(self.expected), buffers=buffers
+        )
 
     def error(self, came: int, given: int) -> MonographError:
         """Return the error of a run, from the two words that a kernel has written."""
@@ -426,4 +433,8 @@ class NativeExecutable(Executable):
         number = min(came, key=lambda n: not self.layout.faults[n].buffers)
         words = workspace.faults[number].tolist()
         workspace.faults[:] = 0
-        raise self.layout.faults[number].error(*words)
+        raise self._fault_text(number).error(*words)
+
+    def _fault_text(self, number: int) -> NativeFaultText:
+        """Return the text of a fault by its number."""
+        return self.layout.faults[number]

@@ -7,7 +7,6 @@ kernel has at most two forms: one for all sizes, and one for sizes that are mult
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -20,6 +19,7 @@ from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, TensorType
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import SizeExpression, Symbol
+from monograph.ir.size_texts import with_numbers
 from monograph.ir.sizes import SizeScope, any_open, is_open
 from monograph.program.program import Program
 from monograph.runtime.executable import ANY_SHAPE, Executable
@@ -30,7 +30,6 @@ from monograph.runtime.gpu.memory import DeviceConstants
 from monograph.runtime.gpu.run_turns import RunTurns
 from monograph.runtime.shape_code import ShapeCode, shape_function
 
-_SIZE = re.compile(r"%size\.(\d+)")
 _VECTOR = 16
 T = TypeVar("T")
 NO_CONSTANTS: Array = np.zeros(0, np.uint8)
@@ -174,7 +173,7 @@ class AnyShapeGpu(ShapeCode):
     def _text(self, text: str, made: Sequence[int]) -> str:
         """Return a text with numbers in the place of open sizes."""
         computed, table = self._places.computed, self._table
-        return _SIZE.sub(lambda found: str(made[computed[table[int(found[1])]]]), text)
+        return with_numbers(text, lambda place: made[computed[table[place]]])
 
 
 def _every_number(layout: GpuLayout, works: Sequence[Launch]) -> Iterator[int]:

@@ -7,7 +7,6 @@ runs afterwards: LLVM's code generator sees exactly this text.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -17,6 +16,7 @@ import numpy as np
 from monograph.codegen.common.registers import FLOATS, Reg, vector
 from monograph.codegen.llvm.module.bounds_checks import GUARD, SLACK_MARK
 from monograph.codegen.llvm.module.features import Features
+from monograph.ir.size_texts import SIZE_REGISTER
 from monograph.ir.sizes import is_open, proven
 
 Int: TypeAlias = "int | Reg"
@@ -31,9 +31,6 @@ def float_text(number: float, element: str) -> str:
     with np.errstate(over="ignore"):
         single = float(np.float32(number))
     return f"0x{struct.unpack('<Q', struct.pack('<d', single))[0]:016X}"
-
-
-_SIZE = re.compile(r"%size\.(\d+)")
 
 
 def _is(number: Int, literal: int) -> bool:
@@ -88,7 +85,7 @@ class Builder:
 
     def load_sizes(self, table: Reg) -> bool:
         """Load the open sizes that the function uses at its start; return False without any."""
-        used = {int(n) for line in self.lines for n in _SIZE.findall(line)}
+        used = {int(n) for line in self.lines for n in SIZE_REGISTER.findall(line)}
         loads = []
         for n in sorted(used):
             at = f"getelementptr inbounds i64, ptr {table}, i64 {n}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,6 +15,7 @@ from monograph.codegen.triton.emit.writer import Writer
 from monograph.errors import InternalError
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import i64
+from monograph.ir.size_texts import SIZE_REGISTER
 from monograph.ir.sizes import divides
 from monograph.ir.types import digest_of
 from monograph.program.program import Program, Step
@@ -26,7 +26,6 @@ NAME = "KERNEL"
 """The placeholder for the function's name, so that equal kernels have equal source."""
 NARROW_MOST = (1 << 31) - (1 << 16)
 """The greatest size in 32 bits: numbers of elements of the last block go beyond the size."""
-_SIZE = re.compile(r"%size\.(\d+)")
 """An open size in a text: its place in the table of the compilation (`Size.__str__`)."""
 
 
@@ -298,7 +297,7 @@ class KernelWriter:
 
     def _with_parameters(self, body: str) -> tuple[str, tuple[int, ...]]:
         """Return the body with its open sizes as parameters, and these sizes."""
-        places = [int(n) for n in dict.fromkeys(_SIZE.findall(body))]
+        places = [int(n) for n in dict.fromkeys(SIZE_REGISTER.findall(body))]
         if not places:
             return body, ()
         scope = self.context.program.scope
@@ -308,7 +307,7 @@ class KernelWriter:
         first = len(self.arguments)
         names = {place: f"p{first + i}" for i, place in enumerate(places)}
         sizes = tuple(scope.sized(held[place]) for place in places)
-        return _SIZE.sub(lambda found: names[int(found[1])], body), sizes
+        return SIZE_REGISTER.sub(lambda found: names[int(found[1])], body), sizes
 
 
 def _is_literal(value: Value) -> bool:
