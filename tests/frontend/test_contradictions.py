@@ -140,6 +140,10 @@ def test_sizes_that_a_run_tells(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_of(caplog)
     np.testing.assert_array_equal(session.run({"x": X})[0], X.clip(0))
     assert "declared f32[5, 5] and computed f32[2, 3]" in warnings_of(caplog)[0]
+    np.testing.assert_array_equal(
+        session.run({"x": np.ones((5, 5), np.float32)})[0], np.ones((5, 5))
+    )
+    assert session.stats["guards"] == [[]], "a warning decides no size"
 
 
 def test_many_contradictions_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ from monograph.frontend.onnx.dtypes import declared_type
 from monograph.frontend.onnx.functions import all_nodes
 from monograph.frontend.onnx.node import normalise_domain
 from monograph.ir import TensorType, Type, Value
+from monograph.ir.sizes import any_open, is_open
 from monograph.ir.types import accepts
 
 _log = logging.getLogger("monograph")
@@ -64,11 +65,14 @@ class Contradictions:
         for info in infos:
             value = values.get(info.name)
             declared = _declared(info)
-            if value is None or declared is None or _agree(declared, value.type):
+            if value is None or declared is None:
+                continue
+            computed = _at_hints(value.type)
+            if _agree(declared, computed):
                 continue
             self.add(
                 f"{what} {info.name}",
-                f"{what} {info.name!r} is declared {declared} and computed {value.type}",
+                f"{what} {info.name!r} is declared {declared} and computed {computed}",
             )
 
 
@@ -77,6 +81,13 @@ def _declared(info: onnx.ValueInfoProto) -> Type | None:
         return declared_type(info)
     except ModelError:
         return None  # an unknown type; nothing reads it
+
+
+def _at_hints(type_: Type) -> Type:
+    """Return a type with the sizes of the compiling run: a warning must not decide on others."""
+    if not isinstance(type_, TensorType) or type_.shape is None or not any_open(type_.shape):
+        return type_
+    return TensorType(type_.dtype, tuple(d.hint if is_open(d) else d for d in type_.shape))
 
 
 def _agree(declared: Type, computed: Type) -> bool:
