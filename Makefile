@@ -56,7 +56,7 @@ unit: $(STAMP) ## All tests with coverage
 
 test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compiled for six architectures (installs torch)
 	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/gpu \
-	    tests/docs/test_python_blocks.py::test_tutorial_runs
+	    tests/docs/test_python_blocks.py
 	$(GPU_VENV)/bin/python -m tests.gpu.front
 	$(GPU_VENV)/bin/python -m tests.gpu.cross $(ARGS)
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -28,6 +28,8 @@ from monograph.runtime.forking import Busy, hold_during_fork
 _LEVEL = 3
 _LARGE = 1 << 20
 """Text of more bytes is that of a model whose memory counts."""
+_LOOK_SECONDS = 0.1
+"""The longest that an interrupt goes unnoticed if it comes just before a wait."""
 _PLACE = re.compile(r"<string>:(\d+):\d+: error: (.*)")
 
 
@@ -95,13 +97,20 @@ def compile_modules(
         for _ in range(min(jobs or _jobs or available_threads(), len(texts))):
             Thread(target=work, name="monograph-compile", daemon=True).start()
         for _ in texts:
-            if (failure := ended.get()) is not None:
+            if (failure := _next_end(ended)) is not None:
                 raise failure
             if finished is not None:
                 finished()
     finally:
         order.clear()
     return objects
+
+
+def _next_end(ended: SimpleQueue[BaseException | None]) -> BaseException | None:
+    """Wait for a thread; an interrupt that comes just before the wait does not end it by itself."""
+    while True:
+        with suppress(Empty):
+            return ended.get(timeout=_LOOK_SECONDS)
 
 
 def assembly(text: str, features: Features) -> str:
