@@ -28,8 +28,9 @@ from benchmarks.cliff_cases import CASES, write_case
 from benchmarks.needs import result_path
 from benchmarks.run import HERE, SHARED, installed
 from monograph.errors import MonographError
-from monograph.report.commands.bench import MONOGRAPH, ONNXRUNTIME, peer_run
+from monograph.report.commands.bench import MONOGRAPH
 from monograph.report.commands.execute import RunRequest
+from monograph.report.commands.peers import ONNXRUNTIME, peer_run
 from monograph.report.commands.profile import profile_model
 
 BAR = 1.1
@@ -91,7 +92,7 @@ def measure(name: str, request: RunRequest, threads: int) -> Result:
     """Time a case in turns, again if it misses the bar."""
     session = request.load(threads=threads)
     feeds = request.inputs(session, lambda _: None).feeds
-    other = peer_run(ONNXRUNTIME, request, feeds, threads)
+    other = peer_run(ONNXRUNTIME, request.model, feeds, threads)
     sides = (lambda: session.run(feeds), other)
     for run in sides:
         run()

@@ -27,8 +27,9 @@ import numpy as np
 from benchmarks.needs import result_path
 from benchmarks.pause_models import MODELS
 from benchmarks.run import HERE, SHARED, installed
-from monograph.report.commands.bench import MONOGRAPH, ONNXRUNTIME, peer_run
+from monograph.report.commands.bench import MONOGRAPH
 from monograph.report.commands.execute import RunRequest
+from monograph.report.commands.peers import ONNXRUNTIME, peer_run
 
 GAPS = (0, 1, 10, 50, 200, 500)
 """Pauses before a request in milliseconds."""
@@ -89,7 +90,7 @@ def serve(side: str, request: RunRequest, threads: int, pipe: Connection) -> Non
     """Answer (gap, count) with the milliseconds of so many requests, until None comes."""
     session = request.load(threads=threads)
     feeds = request.inputs(session, lambda _: None).feeds
-    other = None if side == MONOGRAPH else peer_run(side, request, feeds, threads)
+    other = None if side == MONOGRAPH else peer_run(side, request.model, feeds, threads)
     for _ in range(20):
         _ = session.run(feeds) if other is None else other()
     pipe.send([])

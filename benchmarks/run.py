@@ -26,8 +26,9 @@ from rich.table import Table
 from benchmarks.models import write_all
 from benchmarks.needs import result_path
 from monograph.errors import MonographError
-from monograph.report.commands.bench import MONOGRAPH, PEERS, Bench, bench_model
+from monograph.report.commands.bench import MONOGRAPH, Bench, bench_model
 from monograph.report.commands.execute import RunRequest
+from monograph.report.commands.peers import PEERS
 
 HERE = Path(__file__).parent
 SHARED = HERE.parent.parent / "shared" / "models"

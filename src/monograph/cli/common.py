@@ -67,7 +67,7 @@ def make_request(
     from monograph.report.render.progress import compile_bar
     from monograph.runtime.inputs import Chosen
 
-    sizes = {n: _size(n, text) for n, text in _pairs("--dim", "NAME=SIZE", dims)}
+    sizes = sizes_from(dims)
     given = {n: read_array(Path(text)) for n, text in _pairs("--input", "NAME=FILE.npy", files)}
     chosen = {name: value for name, value in options.items() if value is not None}
     numbers = Chosen(
@@ -75,6 +75,11 @@ def make_request(
         {n: _number("--value", n, text) for n, text in _pairs("--value", "NAME=NUMBER", values)},
     )
     return RunRequest(model, target, sizes, given, archive, seed, compile_bar(), chosen, numbers)
+
+
+def sizes_from(dims: list[str] | None) -> dict[str, int]:
+    """Return the sizes of `--dim` options, one size each."""
+    return {n: _size(n, text) for n, text in _pairs("--dim", "NAME=SIZE", dims)}
 
 
 def _pairs(option: str, form: str, texts: list[str] | None) -> list[tuple[str, str]]:

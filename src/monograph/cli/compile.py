@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from monograph.cli.options import (
     Tune,
     Values,
 )
+from monograph.cli.size_sets import sets_of
 from monograph.config import INSTRUCTION_SETS
 
 _SETS = ", ".join(INSTRUCTION_SETS)
@@ -92,22 +92,12 @@ def compile_(
             make_request(
                 model, target, sizes, None, inputs, 0, ranges=input_range, values=value, **gpu
             )
-            for sizes in _sets_of(dim or [])
+            for sizes in sets_of(dim or [])
         ]
         isa = {"cpu_isa": cpu_isa, "features": features}
         chosen = {name: value for name, value in isa.items() if value is not None}
         found = compile_model(requests, output, note, threads=threads, **chosen)
         show(as_json, found.as_json(), lambda out: show_compiled(out, str(model), found))
-
-
-def _sets_of(dims: list[str]) -> list[list[str]]:
-    """Return the sets of sizes for `--dim` options, each of which may list several sizes."""
-    choices = []
-    for text in dims:
-        name, found, sizes = text.rpartition("=")
-        several = sizes.split(",") if found else []
-        choices.append([f"{name}={size}" for size in several] or [text])
-    return [list(chosen) for chosen in itertools.product(*choices)]
 
 
 TuneTarget = Annotated[str, typer.Option(metavar="gpu|gpu:N", help="The GPU to measure on.")]

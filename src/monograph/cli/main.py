@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import monograph
+from monograph.cli.bench import bench
 from monograph.cli.common import (
     BAD_USAGE,
     make_request,
@@ -29,12 +30,11 @@ from monograph.cli.common import (
 from monograph.cli.compile import compile_, tune
 from monograph.cli.demo import demo, doctor
 from monograph.cli.diff import diff
-from monograph.cli.generate import BenchLength, Positions, bench_folder, generate, refuse_options
+from monograph.cli.generate import generate
 from monograph.cli.options import (
     After,
     Archive,
     AsJson,
-    Benched,
     Capture,
     CostModel,
     Debug,
@@ -48,7 +48,6 @@ from monograph.cli.options import (
     Precision,
     RuleName,
     Runnable,
-    Seconds,
     Seed,
     Target,
     Tf32,
@@ -205,7 +204,8 @@ def run(
 
     Random floats have a normal distribution with variance 1. The range of random integers follows
     from their use as indices, lengths or masks; without such a use they are 0 or 1. --input-range
-    and --value choose other numbers. Open dimensions are 1 unless --dim sets them.
+    and --value choose other numbers. Open dimensions are 1, or a size that
+    the model takes, unless --dim sets them.
 
     Example:  monograph run model.onnx --dim batch=4 --input images=photo.npy --output out.npz
     """
@@ -252,7 +252,7 @@ def explain(
 
     For every rule it lists the ONNX nodes where the rule fired, with the expressions before and
     after, and the nearest misses with the condition that failed. Rules need known sizes, so open
-    dimensions are 1 unless --dim or --inputs sets them.
+    dimensions are 1, or a size that the model takes, unless --dim or --inputs sets them.
 
     Examples:
 
@@ -298,65 +298,7 @@ def _explain(
         )
 
 
-@app.command()
-@with_cache
-def bench(
-    model: Benched,
-    target: Target = None,
-    against: Annotated[
-        str,
-        typer.Option(metavar="PEER,PEER", help="Also time these: onnxruntime, openvino."),
-    ] = "",
-    seconds: Seconds = None,
-    threads: Threads = None,
-    dim: Dims = None,
-    input_: InputFiles = None,
-    inputs: Archive = None,
-    input_range: InputRanges = None,
-    value: Values = None,
-    seed: Seed = 0,
-    precision: Precision = None,
-    tf32: Tf32 = None,
-    tune_: Tune = None,
-    capture: Capture = None,
-    positions: Positions = None,
-    max_length: BenchLength = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Time a model, and other runtimes on the same threads and inputs.
-
-    The runtimes take turns, so that noise of the machine affects all of them equally: the ratios
-    are more reliable than the times. For a folder with a decoder it times decoding steps, with
-    --positions tokens in the cache.
-
-    Examples:
-
-    monograph bench model.onnx --against onnxruntime,openvino --threads 2
-
-    monograph bench llama/ --positions 16,1000
-    """
-    with reporting(as_json, debug):
-        from monograph.report.commands.bench import bench_model, show_bench
-
-        gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
-        if model.is_dir():
-            given: dict[str, Any] = {"--against": against, "--seconds": seconds, "--seed": seed}
-            given |= {"--dim": dim, "--input": input_, "--inputs": inputs}
-            given |= {"--input-range": input_range, "--value": value}
-            refuse_options("a folder", given, "give its ONNX file to time that as a plain model")
-            bench_folder(model, target, positions, max_length, as_json, threads=threads, **gpu)
-            return
-        given = {"--positions": positions, "--max-length": max_length}
-        refuse_options("a model file", given, "give the folder of a decoder to time its steps")
-        request = make_request(
-            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
-        )
-        peers = [p.strip() for p in against.split(",") if p.strip()]
-        found = bench_model(request, note, against=peers, seconds=seconds or 5.0, threads=threads)
-        show(as_json, found.as_json(), lambda out: show_bench(out, str(model), found))
-
-
+app.command()(with_cache(bench))
 app.command()(with_cache(verify))
 app.command()(with_cache(view))
 app.command()(with_cache(diff))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from monograph.config import CAPTURE, DEBUG_VARIABLE, PRECISIONS, TARGETS, TUNING
+from monograph.config import CAPTURE, DEBUG_VARIABLE, PRECISIONS, SPECIALISE, TARGETS, TUNING
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 Runnable = Annotated[
@@ -81,6 +81,16 @@ Capture = Annotated[
         metavar="|".join(CAPTURE),
         autocompletion=_completing(CAPTURE),
         help="Replay GPU runs as one captured graph: if possible, never, or fail without.",
+        show_default="auto",
+    ),
+]
+Specialise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(SPECIALISE),
+        autocompletion=_completing(SPECIALISE),
+        help="The code for open dimensions: exact code for shapes that come back, made in the"
+        " background; the same code for every shape; exact code for each shape.",
         show_default="auto",
     ),
 ]

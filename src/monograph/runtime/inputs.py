@@ -12,6 +12,7 @@ from monograph.errors import ConfigError, FeedError, MonographError, did_you_mea
 from monograph.ir import Array, DType, OptionalType, SequenceType, TensorType, Type
 from monograph.ir.dtype import BOOL, COMPLEX
 from monograph.ops.base import check_allocation
+from monograph.runtime.assumed_sizes import Takes, assume_sizes, stand_ins, symbols_of
 from monograph.runtime.feeds import Port
 from monograph.runtime.input_ranges import LENGTH, MASK, Range
 
@@ -62,13 +63,14 @@ def make_inputs(
     possible: Iterable[Mapping[str, int]] = (),
     analyse: Analyse | None = None,
     chosen: Chosen | None = None,
+    takes: Takes | None = None,
 ) -> Inputs:
     """Return the given arrays, and random ones for the other inputs.
 
     Floats are normal with variance 1. Integers have the range that `analyse` derives from their
     use, or 0 and 1 where that says nothing; the user's `chosen` ones come first. Symbols take
     their size from the given arrays, else from the first of the `possible` sets of sizes that fits
-    those, else `size`.
+    those, else `size`, or others that the model `takes`.
     """
     chosen = chosen or Chosen()
     _check_names(ports, given, chosen)
@@ -76,14 +78,12 @@ def make_inputs(
     sizes = _sizes(ports, given)
     fitting = (p for p in possible if all(p.get(dim, n) == n for dim, n in sizes.items()))
     usual = next(fitting, {})
-    for port in ports:
-        if port.name in given:
-            result.feeds[port.name] = as_dtype(given[port.name], port.accepted)
-            continue
-        for dim in _symbols(port.accepted):
-            if dim not in sizes:
-                sizes[dim] = result.assumed[dim] = usual.get(dim, size)
+    result.feeds = {p.name: as_dtype(given[p.name], p.accepted) for p in ports if p.name in given}
+    found = assume_sizes(ports, result.feeds, {**usual, **sizes}, size, takes)
     drawn = [p for p in ports if p.name not in given]
+    for dim in (d for port in drawn for d in symbols_of(port.accepted)):
+        if dim not in sizes:
+            sizes[dim] = result.assumed[dim] = usual.get(dim, found.get(dim, size))
     ranges = _derived(drawn, result.feeds, sizes, analyse)
     rng = np.random.default_rng(seed)
     for port in drawn:
@@ -123,16 +123,11 @@ def _derived(
     """The ranges of integers that are drawn, from their use; none where that cannot be told."""
     if analyse is None or not any(p.dtype is not None and _is_whole(p.dtype) for p in drawn):
         return {}
-    stand_ins = dict(feeds)
-    for port in drawn:
-        type_ = port.accepted
-        if not isinstance(type_, TensorType) or type_.shape is None:
-            return {}
-        shape = tuple(d if isinstance(d, int) else sizes[d] for d in type_.shape)
-        # It takes no memory: only the shape matters.
-        stand_ins[port.name] = np.broadcast_to(np.zeros((), type_.dtype.numpy), shape)
+    given = stand_ins(drawn, feeds, sizes)
+    if given is None:
+        return {}
     try:
-        return analyse(stand_ins)
+        return analyse(given)
     except MonographError:
         return {}  # the run itself reports what is wrong
 
@@ -243,14 +238,6 @@ def _sizes(ports: Sequence[Port], given: Mapping[str, Any]) -> dict[str, int]:
             if isinstance(dim, str):
                 sizes.setdefault(dim, int(size))
     return sizes
-
-
-def _symbols(type_: Type) -> list[str]:
-    """Return the symbols among the dimensions of what `_random` makes."""
-    while isinstance(type_, (OptionalType, SequenceType)):
-        type_ = type_.element
-    shape = type_.shape if isinstance(type_, TensorType) else None
-    return [d for d in shape or () if isinstance(d, str)]
 
 
 def _random(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import resource
 import sys
@@ -15,19 +14,19 @@ import numpy as np
 from rich.console import Console
 
 from monograph.codegen.llvm.module.features import choose_features
-from monograph.errors import ConfigError, MonographError
+from monograph.errors import MonographError
 from monograph.ir import Graph, Input, constant, tensor
 from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.ops.reduce import ReduceMax
 from monograph.report.commands.execute import Notes, RunRequest, advising
+from monograph.report.commands.peers import check_peers, peer_run, refusal
 from monograph.report.render.console import table
 from monograph.report.render.tables import count_text, seconds_text
 from monograph.runtime.cpu.executable import compile_graph
 from monograph.runtime.cpu.threads import choose_threads
 
-MONOGRAPH, ONNXRUNTIME, OPENVINO = "monograph", "onnxruntime", "openvino"
-PEERS = (ONNXRUNTIME, OPENVINO)
+MONOGRAPH = "monograph"
 WARM_UPS = 3
 SETTLE_SECONDS = 0.06
 """The seconds before a turn: threads of another runtime may spin after its run."""
@@ -166,8 +165,7 @@ def bench_model(
     threads: int | None = None,
 ) -> Bench:
     """Time a model on one target, in turns with other runtimes."""
-    if unknown := [p for p in against if p not in PEERS]:
-        raise ConfigError("no such peer", expected=" | ".join(PEERS), given=unknown)
+    check_peers(against)
     session = request.load(threads=threads)
     made = request.inputs(session, note)
     feeds = made.feeds
@@ -179,14 +177,14 @@ def bench_model(
     taken = process_peak()
     for peer in against:
         try:
-            contenders[peer] = peer_run(peer, request, feeds, count)
+            contenders[peer] = peer_run(peer, request.model, feeds, count)
             contenders[peer]()
         except MonographError:
             raise
         except Exception as e:
             # A peer that refuses the model is no fault of ours, and no reason to stop.
             contenders.pop(peer, None)
-            note(f"{peer} does not run this model: {str(e).strip().splitlines()[0]}")
+            note(f"{peer} does not run this model: {refusal(e)}")
     times = interleave(contenders, (1 - PAUSED_SHARE) * seconds)
     paused = interleave(contenders, PAUSED_SHARE * seconds, _paused_turn)
     flops = moved = 0.0
@@ -261,32 +259,6 @@ def interleave(
 def summarise(seconds: Sequence[float]) -> Times:
     p50, p90, p99 = np.percentile(seconds, [50, 90, 99])
     return Times(len(seconds), float(p50), float(p90), float(p99), min(seconds))
-
-
-def peer_run(
-    name: str, request: RunRequest, feeds: Mapping[str, Any], threads: int
-) -> Callable[[], Any]:
-    """Return a function that runs the file in another runtime on the same threads."""
-    try:
-        module: Any = importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f"{name} is not installed", hint=f"pip install {name}") from None
-    path = str(request.model)
-    if name == ONNXRUNTIME:
-        options = module.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        other = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return lambda: other.run(None, dict(feeds))
-    core = module.Core()
-    settings = {
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        # Its default is bf16 where the machine has it: other numbers, not the same work.
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
-    compiled = core.compile_model(path, "CPU", settings)
-    return lambda: compiled(dict(feeds))
 
 
 def measure_peaks(threads: int) -> Peaks:

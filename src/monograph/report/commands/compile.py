@@ -15,6 +15,7 @@ from monograph.errors import ConfigError, FeedError
 from monograph.report.commands.execute import Notes, RunRequest, about_sizes, advising, check_folder
 from monograph.report.render.console import table
 from monograph.report.render.tables import count_text
+from monograph.runtime.assumed_sizes import TRIED_SIZES
 from monograph.runtime.cache.store import is_package
 from monograph.runtime.executable import Executable
 from monograph.runtime.progress import silent, until_ready
@@ -110,8 +111,6 @@ def _exact(requests: Sequence[RunRequest], note: Notes, options: Mapping[str, An
 
 
 _NOW = {"specialise": "now"}
-_TRIED = (64, 224, 256, 16, 8, 4, 2)
-"""The sizes that are tried, in order, for dimensions that nobody gave a size."""
 _MOST_ONES = 4
 """The most open dimensions for which variants of size 1 are compiled one by one."""
 
@@ -145,7 +144,7 @@ def _any_shape(
 
 def _general(session: Session, request: RunRequest, names: Sequence[str]) -> Executable | None:
     """Compile for open dimensions of two and more; None if no size was found that fits."""
-    for size in _TRIED:
+    for size in TRIED_SIZES:
         made = _executable(session, request, dict.fromkeys(names, size))
         if made is not None:
             return made
@@ -158,7 +157,7 @@ def _ones(
     """Compile for each open dimension of size 1 by itself, and for all of them."""
     ones = [{name} for name in names[:_MOST_ONES]] + ([set(names)] if len(names) > 1 else [])
     for chosen in ones:
-        for size in _TRIED:
+        for size in TRIED_SIZES:
             sizes = {name: 1 if name in chosen else size for name in names}
             made = _executable(session, request, sizes)
             if made is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from monograph.report import demo_model
-from monograph.report.commands.bench import ONNXRUNTIME, Bench, bench_model, show_bench
+from monograph.report.commands.bench import Bench, bench_model, show_bench
 from monograph.report.commands.doctor import Diagnosis, diagnose, show_diagnosis
 from monograph.report.commands.execute import (
     Notes,
@@ -24,6 +24,7 @@ from monograph.report.commands.execute import (
     about_sizes,
     verify_model,
 )
+from monograph.report.commands.peers import ONNXRUNTIME
 from monograph.report.render import tables
 from monograph.report.render.console import Output
 from monograph.report.view.collect import Wanted, collect

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from monograph.errors import FeedError, did_you_mean
+from monograph.errors import FeedError, MonographError, did_you_mean
 from monograph.ir import Array, SequenceType
 from monograph.ir.memory import machine_memory
 from monograph.runtime.feeds import Port
@@ -142,18 +142,32 @@ def draw_inputs(
     seed: int = 0,
     size: int = DEFAULT_SIZE,
     chosen: Chosen | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Inputs:
     """Return the given arrays, and random ones in valid ranges for all other inputs.
 
-    size: the size of dimensions that nothing fixes.
+    size: the size of dimensions that nothing fixes, if the model takes it.
     chosen: ranges and values from the user.
+    sizes: the sizes of open dimensions that are known.
     """
     return make_inputs(
         session.inputs,
         given or {},
         seed,
         size,
-        session.packaged_sizes,
+        [sizes] if sizes else session.packaged_sizes,
         lambda feeds: input_ranges(session.bound_graph(feeds)),
         chosen,
+        None if session.packaged_sizes else lambda feeds: _takes(session, feeds),
     )
+
+
+def _takes(session: Session, feeds: Mapping[str, Any]) -> bool:
+    """Return False if the model cannot take inputs of these shapes."""
+    try:
+        session.bound_graph(feeds)
+    except FeedError:
+        return False
+    except MonographError:
+        return True  # another problem, which the run reports
+    return True
