@@ -127,7 +127,7 @@ class Pending(Future[list[Any]]):
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         """Wait for the outputs without blocking the event loop."""
-        import asyncio  # whoever awaits has imported it; others need not wait for that
+        import asyncio  # code that awaits has imported it; other code need not wait for the import
 
         return asyncio.wrap_future(self).__await__()
 

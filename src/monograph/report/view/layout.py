@@ -107,7 +107,7 @@ def _coordinates(
 def _apart(wanted: Sequence[float], step: float) -> list[float]:
     """Return places at least one step apart, in order, near the wanted ones.
 
-    Neighbours that want the same room form a block around the mean of their wishes.
+    Neighbours that want the same room form a block around the mean of their wanted positions.
     """
     blocks: list[tuple[float, int]] = []  # (mean start, length)
     for place in wanted:

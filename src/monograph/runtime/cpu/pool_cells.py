@@ -106,7 +106,7 @@ done:
   ret i1 %slept
 }}
 
-; Puts a number into the cell and wakes whoever sleeps on it. Both sides write their own word and
+; Puts a number into the cell and wakes its sleepers. Both sides write their own word and
 ; then read the other's in one total order, so a sleeper is seen or sees the number.
 define internal void @publish(ptr %cell, i32 %number) nounwind {{
 entry:

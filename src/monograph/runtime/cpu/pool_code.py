@@ -50,7 +50,7 @@ _PATIENT = 10
 """By how many powers of two less to spin before claiming the part of a worker that is awake: a
 thousandth, about a microsecond."""
 _CROWDED = 16
-"""Turns to spin, and to yield, where threads outnumber cores: whoever is awaited needs the core.
+"""Turns to spin, and to yield, where threads outnumber cores: the awaited thread needs the core.
 
 Otherwise nobody yields. If other processes want the core too, what is given away comes back a time
 slice later, once for every barrier, while a sleeper is woken at once.

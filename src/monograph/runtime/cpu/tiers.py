@@ -195,7 +195,7 @@ class ExactCode(Protocol):
 
 
 class Tiers:
-    """The specialisations of one session: what is asked for, and what came of it."""
+    """The specialisations of one session: requests and their results."""
 
     def __init__(self, limit: int, code: ExactCode) -> None:
         """limit: the most sets of shapes with exact code."""

@@ -34,7 +34,7 @@ _Slot: TypeAlias = "tuple[torch.Tensor, memoryview]"
 class _Doubt:
     """The run that may have left notes on the device, by its number.
 
-    It has a lock of its own: whoever holds that of an executable may be waiting for a run.
+    It has a lock of its own: a thread that holds the lock of an executable may wait for a run.
     """
 
     def __init__(self) -> None:

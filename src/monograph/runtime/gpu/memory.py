@@ -162,6 +162,6 @@ def _on(device: Device, state: Turns) -> torch.Tensor:
         found = places.get(device.place)
         if found is None:
             found = places[device.place] = from_numpy(state.count).to(device.place)
-        else:  # it may have been made on another stream than whoever asks now will run on
+        else:  # it may have been made on a stream other than the caller's
             device.used([found])
         return found

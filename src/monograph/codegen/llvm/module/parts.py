@@ -1,4 +1,4 @@
-"""Parts of a stage: the work between two barriers, divided once, done by whoever is there.
+"""Parts of a stage: the work between two barriers, divided once, claimed by awake threads.
 
 Every kernel is compiled for a number of parts. A thread claims a part of a stage before it runs it,
 its own part first. A thread without work claims what nobody has claimed: the parts of workers that

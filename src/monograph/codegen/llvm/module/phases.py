@@ -1,4 +1,4 @@
-"""Kernels cut at their barriers, so that each piece can be divided among whoever is there.
+"""Kernels cut at their barriers, so that awake threads can divide each piece.
 
 A barrier inside a kernel needs all threads at once. Where every path through the kernel crosses it
 exactly once, the kernel is two kernels with the barrier between them. What the second piece needs

@@ -127,7 +127,7 @@ def in_turn(count: int) -> Schedule:
 
 
 def launch_order(works: Sequence[Bound]) -> Schedule:
-    """The order of steps as one of launches: whoever waits for a step waits for its last launch."""
+    """The order of steps as one of launches: a wait for a step is a wait for its last launch."""
     waits: list[tuple[int, ...]] = []
     before: list[int] = []
     ended: dict[int, int] = {}
@@ -156,7 +156,7 @@ class _Uncollected:
         self._collects = False
 
     def forked(self) -> None:
-        """In a child: whoever was inside is not there."""
+        """In a child process: threads that were inside do not exist there."""
         self._lock = threading.Lock()
         if self._users and self._collects:
             gc.enable()

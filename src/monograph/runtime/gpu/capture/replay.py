@@ -301,7 +301,7 @@ class Replay(WrappedExecutable):
     def _record_for_caller(self, memory: Memory, stream: int) -> None:
         for port, record, position, offset in self.executable.port_arguments:
             record.point(position, memory[port], offset)
-        with self.graphs.lock:  # recordings take turns, whoever they are for
+        with self.graphs.lock:  # one recording at a time in a process
             for record in self.executable.records:
                 if isinstance(record, ConditionalLaunch):
                     record_control(self.graphs, record, stream)
