@@ -126,8 +126,13 @@ def test_the_command_line_says_the_same(tmp_path: Path, command: str) -> None:
     assert "x: expected f32[1, H, W], given [1, 2, 5]" in result.stderr
     chosen = call(command, path, "--dim", "W=5")
     assert "(W=5): sizes differ off the axis" in chosen.stderr
-    drawn = call(command, path)
-    assert "open dimensions were set: H=1, W=1, N=1; choose sizes with --dim" in drawn.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "explain"])
+def test_the_command_line_chooses_sizes_that_fit(tmp_path: Path, command: str) -> None:
+    drawn = call(command, models.save(JOINED, tmp_path))
+    assert drawn.exit_code == 0
+    assert "open dimensions were set: H=1, W=64, N=1; change them with --dim" in drawn.stderr
 
 
 def test_sizes_of_late_models_are_set_on_the_command_line(tmp_path: Path) -> None:

@@ -85,14 +85,15 @@ sized (float[N, 4] x) => (float[M] y)
 }
 """
 
-WINDOW = """
+PAIRS = """
 <ir_version: 9, opset_import: ["" : 18]>
-window (float[1, 1, W] x) => (float[1, 1, V] y)
-<float[1, 1, 3] w = {1, 2, 3}>
+pairs (float[W] x) => (float[7, 2] y)
 {
-    y = Conv(x, w)
+    shape = Constant <value_ints = [7, 2]> ()
+    y = Reshape(x, shape)
 }
 """
+"""It takes one size of x, which no command tries."""
 
 CHOSEN = """
 <ir_version: 9, opset_import: ["" : 18]>

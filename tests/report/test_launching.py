@@ -107,7 +107,7 @@ def test_refusals_name_steps_of_the_host_as_inspect_does(tmp_path: Path) -> None
 
 
 def test_sizes_that_do_not_fit_leave_the_tables(tmp_path: Path) -> None:
-    path = models.save(models.WINDOW, tmp_path)
+    path = models.save(models.PAIRS, tmp_path)
     result = call("inspect", path, "--target", "gpu")
     assert result.exit_code == 0
     assert "Every op is supported" in result.stdout
@@ -118,7 +118,7 @@ def test_sizes_that_do_not_fit_leave_the_tables(tmp_path: Path) -> None:
     assert "choose sizes with --dim" in found["launches"]["problem"]
     assert (
         "launches on gpu: 1 region"
-        in call("inspect", path, "--target", "gpu", "--dim", "W=8").stdout
+        in call("inspect", path, "--target", "gpu", "--dim", "W=14").stdout
     )
 
 
@@ -135,7 +135,7 @@ def test_sizes_that_do_not_fit_leave_the_tables(tmp_path: Path) -> None:
     ],
 )
 def test_every_command_says_how_to_choose_sizes(command: tuple[str, ...], tmp_path: Path) -> None:
-    result = call(command[0], models.save(models.WINDOW, tmp_path), *command[1:])
+    result = call(command[0], models.save(models.PAIRS, tmp_path), *command[1:])
     assert result.exit_code == 2
     assert "choose sizes with --dim" in result.stderr
 
