@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+from monograph.report.view.charts import svg
 from monograph.report.view.layout import layered
 from monograph.report.view.page import view_page
 
@@ -20,7 +21,7 @@ def content_of(page: str, block: str = "data") -> Any:
 
 
 def large_page(count: int) -> str:
-    """Return a page of a graph with many nodes, each its own step."""
+    """Return a page of a graph with many nodes, each its own step, and a mark for it in pictures."""
     edges = [(max(0, i - 1 - i % 7), i) for i in range(1, count)]
     places = [list(p) for p in layered(count, edges).places]
     step = {"makes": "f32[8]", "ops": ["add"], "seconds": 1e-6, "share": 1 / count}
@@ -51,4 +52,11 @@ def large_page(count: int) -> str:
         "rules": [],
         "launches": [],
     }  # fmt: skip
-    return view_page(data, {}, {"texts": [], "of": [-1] * count}, "large.onnx")
+    marks = [
+        f'<rect class="h{i % 10}" x="{1000 * i / count:.2f}" y="8" width="0.4" height="30"'
+        f' data-step="{i}"><title>{i} pointwise: 1 us</title></rect>'
+        for i in range(count)
+    ]
+    names = ("timeline", "memory", "roofline", "errors")
+    pictures = {name: svg(60, marks, name) for name in names}
+    return view_page(data, pictures, {"texts": [], "of": [-1] * count}, "large.onnx")

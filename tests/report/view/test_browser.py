@@ -61,6 +61,7 @@ def test_a_report_is_read_wide_and_narrow(tmp_path: Path) -> None:
         assert seen["last"] <= seen["width"]
         assert seen["node"] == WANTED
         (step,) = seen["steps"]
+        assert not seen["covered"], "the details do not cover the graph that they are about"
         assert seen["step"] == step
         assert WANTED in seen["nodes"], "the step leads back to the node"
         assert "define" in seen["code"]
@@ -68,13 +69,15 @@ def test_a_report_is_read_wide_and_narrow(tmp_path: Path) -> None:
         assert seen["closed"]
         assert seen["moved"]
         assert seen["keyed"]
+        assert seen["pictures"] == ["errors", "memory", "roofline", "timeline"]
         assert not seen["hacked"]
 
 
 def test_ten_thousand_nodes_open_with_few_elements(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(large_page(10_000))
     (seen,) = visited(tmp_path, [("page.html", 1280)], "node_9876")
-    assert seen["elements"] < 300, "graphs and tables are drawn when they are looked at"
+    assert seen["elements"] < 300, "what fills a page is drawn when it is looked at"
     assert seen["steps"] == ["step 9876: pointwise"]
     assert seen["nodes"] == ["node_9876"]
     assert seen["rows"] <= 300
+    assert len(seen["pictures"]) == 4

@@ -41,7 +41,8 @@ def kinds(view: ModelView) -> dict[str, int]:
 def svg(height: float, parts: Iterable[str], label: str, width: float = WIDTH) -> str:
     """Return a picture that scales to the width that it has."""
     return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img"'
+        '<svg xmlns="http://www.w3.org/2000/svg"'
+        f' viewBox="0 0 {width:.0f} {height:.0f}" role="img"'
         f' aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
@@ -49,7 +50,6 @@ def svg(height: float, parts: Iterable[str], label: str, width: float = WIDTH) -
 def styled(picture: str) -> str:
     """Return a picture as a file of its own: with its style."""
     head, body = picture.split(">", 1)
-    head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     return f"{head}><style>{STYLE}</style>{body}\n"
 
 
@@ -77,6 +77,19 @@ def _dot(x: float, y: float, kind: str, step: int, title: str, radius: float = 3
         f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" data-step="{step}">'
         f"<title>{escape(title)}</title></circle>"
     )
+
+
+def _legend(colours: Mapping[str, int], top: float) -> tuple[list[str], float]:
+    """Return the kinds with their colours, in rows below a picture, and the height of them."""
+    parts, x, y = [], float(LEFT), top
+    for kind, colour in colours.items():
+        wide = 24 + 6.5 * len(kind)
+        if x + wide > WIDTH and x > LEFT:
+            x, y = float(LEFT), y + 16
+        parts.append(_bar(x, y, 10, 10, f"h{colour}", None, kind))
+        parts.append(_text(x + 14, y + 9, kind))
+        x += wide
+    return parts, y + 18 - top
 
 
 def seconds_text(seconds: float) -> str:
@@ -120,7 +133,8 @@ def timeline(view: ModelView) -> str:
         x = LEFT + tick * 1e9 * scale
         parts.append(_line(x, top, x, height - 18))
         parts.append(_text(x, height - 5, seconds_text(tick) if tick else "0", "middle"))
-    return svg(height, parts, "timeline of one run")
+    named, extra = _legend(colours, height + 4)
+    return svg(height + 4 + extra, parts + named, "timeline of one run")
 
 
 def _ticks(largest: float) -> list[float]:
@@ -159,7 +173,8 @@ def memory(view: ModelView) -> str:
         parts.append(block)
     parts.append(_text(LEFT, height - 6, "step 0"))
     parts.append(_text(WIDTH - 6, height - 6, f"step {steps - 1}", "end"))
-    return svg(height, parts, "memory plan: address by step")
+    named, extra = _legend(colours, height + 4)
+    return svg(height + 4 + extra, parts + named, "memory plan: address by step")
 
 
 def roofline(view: ModelView) -> str:
@@ -178,17 +193,22 @@ def roofline(view: ModelView) -> str:
     parts = [
         _line(x_of(left), y_of(left * peaks.bytes_per_second), x_of(ridge), y_of(top), "roof"),
         _line(x_of(ridge), y_of(top), x_of(right), y_of(top), "roof"),
-        _text(WIDTH - 12, y_of(top) - 5, f"{top / 1e9:.0f} GFLOP/s", "end"),
+        _text(x_of(ridge), y_of(top) - 8, f"{top / 1e9:.0f} GFLOP/s", "end"),
         _text(
             LEFT + 8,
             y_of(0.12 * peaks.bytes_per_second) - 14,
             f"{peaks.bytes_per_second / 1e9:.0f} GB/s from memory",
         ),
-        _text(WIDTH - 12, height - 6, "operations per byte", "end"),
+        _text(WIDTH - 12, height + 10, "operations per byte", "end"),
+        _text(4, 12, "GFLOP/s"),
     ]
     for power in range(-1, 5):
         if left <= 10.0**power <= right:
             parts.append(_text(x_of(10.0**power), height - 6, f"{10.0**power:g}", "middle"))
+    for power in range(-4, 7):
+        if 1e9 * 10.0**power > top / 3e4 and 1e9 * 10.0**power < top:
+            y = y_of(1e9 * 10.0**power)
+            parts += [_line(LEFT, y, WIDTH - 6, y), _text(LEFT - 4, y + 4, f"{10.0**power:g}", "end")]
     for timed in known:
         rate, intensity = timed.work.flops / timed.seconds, timed.work.flops / timed.work.bytes
         share = profile.share(timed.seconds)
@@ -200,7 +220,8 @@ def roofline(view: ModelView) -> str:
         radius = 2.5 + 22 * math.sqrt(share)
         x, y = x_of(intensity), y_of(rate)
         parts.append(_dot(x, y, f"h{colours[kind]} dot", timed.number, title, radius))
-    return svg(height, parts, "roofline")
+    named, extra = _legend(colours, height + 18)
+    return svg(height + 18 + extra, parts + named, "roofline")
 
 
 def _log_scale(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:

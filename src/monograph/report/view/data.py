@@ -12,7 +12,7 @@ from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.program.fusion.op_classes import is_leaf
 from monograph.report.commands.bench import known
 from monograph.report.commands.profile import Profile, StepTime, rates_json
-from monograph.report.render.tables import made_text
+from monograph.report.render.tables import made_text, seconds_text
 from monograph.report.view.collect import ModelView, step_edges
 from monograph.report.view.layout import layered
 from monograph.runtime.numerics.stepwise import StepCheck
@@ -20,6 +20,8 @@ from monograph.runtime.numerics.stepwise import StepCheck
 FORMAT = 1
 MAX_TEXT = 240
 """The most characters of an expression of a rewrite."""
+MUCH_LONGER = 1.5
+"""The least ratio of a run to its steps, as medians, that is worth a note."""
 MAX_MISSES = 12
 """The most misses of a rule."""
 
@@ -38,7 +40,7 @@ def view_json(view: ModelView) -> dict[str, Any]:
         "version": monograph.__version__,
         "target": view.target,
         "facts": facts(view),
-        "notes": list(view.notes),
+        "notes": [*view.notes, *_busy(view.profile)],
         "nodes": [[n.label, n.op, n.source] for n in view.onnx.nodes],
         "edges": [list(e) for e in view.onnx.edges],
         "places": [list(p) for p in before.places],
@@ -49,6 +51,17 @@ def view_json(view: ModelView) -> dict[str, Any]:
         "rules": _rules(view, index),
         "launches": _launches(view),
     }
+
+
+def _busy(profile: Profile | None) -> list[str]:
+    """Return a note if runs took much longer than their steps do: the machine did other work."""
+    if profile is None or profile.run_seconds < MUCH_LONGER * profile.step_seconds:
+        return []
+    return [
+        f"a run took {seconds_text(profile.run_seconds)}, its steps together"
+        f" {seconds_text(profile.step_seconds)}: the rest is time between steps, or the machine did"
+        " other work; the timeline shows which"
+    ]
 
 
 def facts(view: ModelView) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def view_page(
     )
     sections = "".join(
         f'<section id="{name}" role="tabpanel" aria-labelledby="tab-{name}" hidden>'
-        f"{_content(name, shown)}</section>"
+        f"{_TOLD.get(name, '')}{_picture(name, shown)}<div class='filled'></div></section>"
         for name, _ in SECTIONS
     )
     body = (
@@ -85,6 +85,7 @@ def view_page(
         f'<nav role="tablist" aria-label="parts of the report">{tabs}</nav>'
         f'<main>{sections}</main><aside id="details" hidden aria-live="polite"></aside>'
         f'<script type="text/plain" id="data">{packed(data)}</script>'
+        f'<script type="text/plain" id="pictures">{packed(shown)}</script>'
         f'<script type="text/plain" id="code">{packed(code)}</script>'
     )
     return page(f"{title}: Monograph", body, style, script)
@@ -95,13 +96,10 @@ def _hues() -> str:
     return "".join(f".h{i}{{fill:hsl({c},52%,50%)}}" for i, c in enumerate(colours))
 
 
-def _content(name: str, shown: Mapping[str, str]) -> str:
-    """Return the fixed part of a section; the script fills in the rest."""
-    told = _TOLD.get(name, "")
-    drawn = f'<div class="picture" tabindex="0">{shown[name]}</div>' if name in shown else ""
-    if name == "steps" and "roofline" in shown:
-        drawn = f'<div class="picture" tabindex="0">{shown["roofline"]}</div>'
-    return f"{told}{drawn}<div class='filled'></div>"
+def _picture(section: str, shown: Mapping[str, str]) -> str:
+    """Return the place of a section's picture; the script unpacks it when it is looked at."""
+    name = "roofline" if section == "steps" else section
+    return f'<div class="picture" tabindex="0" data-picture="{name}"></div>' if name in shown else ""
 
 
 _TOLD = {
@@ -114,6 +112,8 @@ _TOLD = {
     " inputs on, relative to the largest element.</p>",
     "decoding": "<p>Tokens per second by position, below the floor: the rate at which memory could"
     " be read once for each token.</p>",
-    "steps": "<p>A step is one kernel. In the picture its area is its share of the time; the lines"
-    " are the peaks of this machine.</p>",
+    "steps": "<p>A step is one kernel. In the picture its area is its share of the time; the dashed"
+    " lines are the peaks of this machine. Operations are those that the model asks for: a"
+    " convolution may need fewer by Winograd's method, and caches are faster than memory, so a step"
+    " can lie above the lines.</p>",
 }

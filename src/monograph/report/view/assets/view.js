@@ -27,7 +27,7 @@
   };
   const count = (n) => Number(n).toLocaleString("en");
   const percent = (x) => (x === undefined || x === null ? "" : `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`);
-  let data, stepsOf, code = null;
+  let data, stepsOf, code = null, pictures = null;
   const drawn = new Set();
   const chosen = { node: -1, step: -1 };
   const panes = {};
@@ -40,9 +40,19 @@
       tab.tabIndex = on ? 0 : -1;
       $(tab.dataset.tab).hidden = !on;
     }
-    if (!drawn.has(name)) { drawn.add(name); sections[name]($(name).querySelector(".filled")); }
+    if (!drawn.has(name)) { drawn.add(name); sections[name]($(name).querySelector(".filled")); depict($(name)); }
+    $(`tab-${name}`).scrollIntoView({ block: "nearest", inline: "nearest" });
     if (name === "graph") for (const pane of Object.values(panes)) pane.resize();
     if (location.hash.slice(1) !== name) history.replaceState(null, "", `#${name}`);
+  };
+  // Pictures are many elements: they are unpacked when they are looked at first.
+  const depict = async (section) => {
+    const box = section.querySelector("[data-picture]");
+    if (!box) return;
+    pictures = pictures || unpack("pictures");
+    const parsed = new DOMParser().parseFromString((await pictures)[box.dataset.picture], "image/svg+xml");
+    box.replaceChildren(document.importNode(parsed.documentElement, true));
+    if (chosen.step >= 0) for (const on of box.querySelectorAll(`[data-step="${chosen.step}"]`)) on.classList.add("on");
   };
   const shownTabs = () => [...document.querySelectorAll("[data-tab]")].filter((t) => !t.hidden);
 
@@ -60,8 +70,16 @@
     box.replaceChildren(el("button", { class: "close", "aria-label": "close", on: { click: hide } }, "\u00d7"), el("h2", {}, title), ...parts);
     box.hidden = false;
     box.scrollTop = 0;
+    aside(true);
   };
-  const hide = () => { $("details").hidden = true; mark(-1, -1); };
+  const hide = () => { $("details").hidden = true; mark(-1, -1); aside(false); };
+  // The details lie beside the content, never over the step or the node that they are about.
+  const aside = (on) => {
+    document.body.classList.toggle("aside", on);
+    for (const pane of Object.values(panes)) pane.resize();
+    const both = $("graph").querySelector(".panes");
+    if (on && both && !$("graph").hidden && innerWidth <= 900) both.scrollIntoView({ block: "start" });
+  };
   const mark = (node, step) => {
     chosen.node = node;
     chosen.step = step;
@@ -129,7 +147,8 @@
       this.canvas.width = box.width * ratio;
       this.canvas.height = box.height * ratio;
       this.ratio = ratio;
-      if (!this.seen) { this.seen = true; this.start(); }
+      if (this.seen) this.x += (this.width - box.width) / 2 / this.scale; else { this.seen = true; this.start(); }
+      this.width = box.width;
       this.draw();
     }
     start() {
@@ -281,7 +300,7 @@
   const meter = (x) => { if (x === undefined || x === null) return ""; const inner = el("i"); inner.style.width = `${Math.min(100, 100 * x)}%`; return el("span", {}, percent(x), el("span", { class: "meter" }, inner)); };
   const stepRow = (i) => {
     const s = data.steps[i];
-    return el("tr", { "data-step": i, tabindex: 0 }, cell(i, true), cell(s.kind + (s.host ? " (host)" : "")), el("td", { class: "names", title: s.origin.join(", ") }, s.origin.join(", ")), cell(s.makes),
+    return el("tr", { "data-step": i, tabindex: 0 }, cell(i, true), cell(s.kind + (s.host ? " (host)" : ""), false, "tight"), el("td", { class: "names", title: s.origin.join(", ") }, s.origin.join(", ")), cell(s.makes, false, "tight"),
       cell(seconds(s.seconds), true), cell(meter(s.share), true), cell(meter(s.of_peak), true), cell(s.own === undefined ? "" : Number(s.own).toPrecision(2), true, s.right === false ? "bad" : ""));
   };
 
@@ -291,7 +310,7 @@
       const f = data.facts, measured = f.run_seconds !== undefined;
       box.append(cards([["ONNX nodes", count(f.nodes)], ["ops before, after the passes", `${count(f.ops_before)} \u2192 ${count(f.ops_after)}`], ["steps (kernels)", count(f.steps)], ["launches of a run", f.launches],
         ["parameters", count(f.parameters)], ["weights in the file", bytes(f.weight_bytes)], ["memory for temporaries", bytes(f.arena_bytes)],
-        ["a run", measured ? seconds(f.run_seconds) : "not run"], ["floor: peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads],
+        ["a run", measured ? seconds(f.run_seconds) : "not run"], ["its steps together", measured ? seconds(f.step_seconds) : ""], ["floor: peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads],
         ["wrong steps", f.steps_wrong === undefined ? "" : f.steps_wrong, f.steps_wrong ? "bad" : "good"]]));
       if (f.peers) {
         const slowest = Math.max(...Object.values(f.peers));
@@ -397,7 +416,8 @@
     stepsOf = data.nodes.map(() => []);
     data.steps.forEach((s, i) => s.nodes.forEach((n) => stepsOf[n].push(i)));
     $("subtitle").textContent = `${data.target}, Monograph ${data.version}`;
-    const empty = { timeline: !$("timeline").querySelector("svg"), memory: !$("memory").querySelector("svg"), errors: !$("errors").querySelector("svg"), decoding: !data.decoding, compare: !data.against };
+    const without = (name) => !$(name).querySelector("[data-picture]");
+    const empty = { timeline: without("timeline"), memory: without("memory"), errors: without("errors"), decoding: !data.decoding, compare: !data.against };
     for (const tab of document.querySelectorAll("[data-tab]")) {
       tab.hidden = Boolean(empty[tab.dataset.tab]);
       tab.addEventListener("click", () => open(tab.dataset.tab));
