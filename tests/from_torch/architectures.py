@@ -20,8 +20,7 @@ class Architecture:
 
 def need(package: str) -> None:
     """Skip the test where a package is absent."""
-    if package in ("torchvision", "timm"):
-        _declare_ops_of_torchvision()
+    _declare_ops_of_torchvision()  # timm and transformers import it too
     pytest.importorskip(package, reason=f"{package} is not installed: run `make test-torch`")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monograph.errors import MonographError
+from monograph.frontend.onnx.fold import fold
 from monograph.ir import Graph, Value, constant, evaluate, known
 from monograph.ir.dtype import i64
 from monograph.ops.deferred import Deferred, settle
@@ -28,9 +29,9 @@ def settle_deferred(value: Value) -> Value | Reject:
     """deferred op(x, attributes) -> op(x), where the attributes depend on no input"""
     assert isinstance(value.op, Deferred)
     count = len(value.inputs) - len(value.op.late)
-    late = value.inputs[count:]
+    late = tuple(map(fold, value.inputs[count:]))
     for name, operand in zip(value.op.late, late, strict=True):
-        if not operand.closed:
+        if not operand.closed and known(operand) is None:
             return Reject(f"{name} depends on an input", "a constant", repr(operand))
         if not operand.tensor.is_static or operand.tensor.size > MAX_LATE:
             return Reject(f"{name} is too long to be an attribute", MAX_LATE, operand.type)

@@ -237,6 +237,37 @@ def test_computed_bounds_of_slices(
     check(text, cases, compilations)
 
 
+def test_a_shape_of_an_open_size_and_one_that_data_decide() -> None:
+    """A part reads an open size of the program from a vector whose other elements data decide."""
+    text = """
+    g (float[N, 3] x, bool[8] m) => (float[n, k] y) {
+        rows = Shape<start = 0, end = 1>(x)
+        places = NonZero(m)
+        found = Shape<start = 1, end = 2>(places)
+        shape = Concat<axis = 0>(rows, found)
+        one = Constant<value = float {1.5}>()
+        y = Expand(one, shape)
+    }"""
+    cases = [{"x": floats(rows, 3), "m": some(count)} for rows, count in ((4, 3), (7, 3), (9, 5))]
+    session = check(text, cases, None)
+    assert session.stats["exact_reason"] == ""
+
+
+def test_a_range_up_to_an_open_size_is_one_launch() -> None:
+    text = """
+    g (float[N, 3] x) => (float[N, 3] y) {
+        size = Shape<start = 0, end = 1>(x)
+        n = Squeeze(size)
+        zero = Constant<value = int64 {0}>()
+        step = Constant<value = int64 {1}>()
+        places = Range(zero, n, step)
+        y = Gather<axis = 0>(x, places)
+    }"""
+    session = check(text, [{"x": floats(n, 3)} for n in (4, 7, 5)], 0)
+    assert session.stats["fallbacks"] == {}
+    assert session.stats["variants"] == 1
+
+
 @pytest.mark.parametrize("specialise", ["off", "auto"])
 def test_a_program_in_parts_is_code_for_any_shape(specialise: str) -> None:
     """Open dimensions of inputs flow through two splits and a growing loop."""

@@ -231,7 +231,7 @@ class OpenPart:
         for (formal_, decides), x in zip(self._formals, data, strict=True):
             own = iter(shapes.get(formal_.name, ()))
             if formal_.elements is not None:
-                listed = [next(own) if isinstance(d, str) else d for d in formal_.elements]
+                listed = [_sized(d, own, change) for d in formal_.elements]
                 given = np.array(listed, object).reshape(np.shape(x))
                 arguments.append(constant(given, from_numpy(np.asarray(x).dtype)))
             elif decides:
@@ -275,8 +275,16 @@ def _type(declared: Type, data: Any, own: Any, change: Change) -> Type:
         made: Type = resized_type(declared, change)
         return made
     dims = declared.shape or ("?",) * data.ndim
-    shape = (next(own) if isinstance(d, str) else change(d) if is_open(d) else d for d in dims)
-    return TensorType(from_numpy(data.dtype), tuple(shape))
+    shape = tuple(_sized(d, own, change) for d in dims)
+    return TensorType(from_numpy(data.dtype), shape)
+
+
+def _sized(dim: Dim, own: Any, change: Change) -> Dim:
+    """Return a size as the part has it: the next of `own` where data decide it."""
+    if isinstance(dim, str):
+        found: Dim = next(own)
+        return found
+    return change(dim) if is_open(dim) else dim
 
 
 def _changed(outer: Mapping[Symbol, int], scope: SizeScope) -> Change:
