@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -197,3 +198,22 @@ def test_rows_may_change_places_when_asked_to():
     twice = rows[:, [0, 0, 2]]
     assert not compare_outputs({"y": twice}, {"y": rows}, {}, ["y"])[0].ok
     assert match_rows(f32(1), f32(2)) == f32(1)
+
+
+@pytest.mark.parametrize(("error", "asked", "ok"), [(1.5, [16, 64], True), (3.0, [16], False)])
+def test_more_runs_decide_about_an_element_that_is_near(
+    error: float, asked: list[int], ok: bool
+) -> None:
+    heard: list[int] = []
+
+    class Fake:
+        def reach(self, place: Any, any_row: bool = False, runs: Sequence[int] = ()) -> Any:
+            for count in runs[-1:]:
+                heard.append(count)
+                yield np.array([1.0, 1.0 if count < 64 else 2.0])
+
+    expected = {"y": np.array([0.0, 1.0], np.float32)}
+    given = {"y": np.array([0.0, 1.0 + error], np.float32)}
+    (found,) = compare_outputs(given, expected, {"y": Tolerance(spread=Fake())})
+    assert heard == asked
+    assert found.ok is ok

@@ -27,7 +27,7 @@ from monograph.runtime.input_ranges import input_ranges
 from monograph.runtime.inputs import make_inputs
 from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs, flatten
 from monograph.runtime.numerics.spread import tolerances
-from monograph.runtime.numerics.tolerance import EXACT, Reach, Tolerance
+from monograph.runtime.numerics.tolerance import EXACT, RUNS, Reach, Tolerance
 
 SIZES_TRIED = (2, 1)
 """Sizes for dimensions that nothing fixes: 1 hides what broadcasting gets wrong."""
@@ -110,8 +110,10 @@ class _Both:
 
     sides: tuple[Reach, ...]
 
-    def reach(self, place: OutputPath, any_row: bool = False) -> Iterator[Array]:
-        for found in zip(*(s.reach(place, any_row) for s in self.sides), strict=False):
+    def reach(
+        self, place: OutputPath, any_row: bool = False, runs: Sequence[int] = RUNS
+    ) -> Iterator[Array]:
+        for found in zip(*(s.reach(place, any_row, runs) for s in self.sides), strict=False):
             if len({x.shape for x in found}) > 1:
                 return
             yield np.sum(found, axis=0)

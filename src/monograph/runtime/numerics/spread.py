@@ -42,6 +42,7 @@ from monograph.runtime.numerics.compare import OutputPath, distance, flatten, ha
 from monograph.runtime.numerics.tolerance import (
     F32_EPSILON,
     MARGIN,
+    RUNS,
     TF32_EPSILON,
     Tolerance,
     contraction,
@@ -52,11 +53,11 @@ from monograph.runtime.numerics.tolerance import (
     variances,
 )
 
-RUNS = (2, 8, 16)
-"""Disturbed runs in all: each next number where the one before leaves an element unexplained."""
-SEEDS = ((0, 1), (1, 1), (0, -1), (1, -1), *((seed, 1) for seed in range(2, 22)))
+SEEDS = ((0, 1), (1, 1), (0, -1), (1, -1), *((seed, 1) for seed in range(2, 70)))
 """The seed and the sign of each run. Two runs have opposite twins, because a function such as Silu
 may show movements of one sign alone. Others stand in for runs that decide another shape."""
+SPARE = 8
+"""The most runs that others may stand in for."""
 CHANCE = 8.0
 """The factor by which two runs may move an element too little by chance."""
 RARE = 16
@@ -119,7 +120,9 @@ class Spread:
         self._runs: list[dict[OutputPath, Any]] = []
         self._tried = self._failed = 0
 
-    def reach(self, place: OutputPath, any_row: bool = False) -> Iterator[Array]:
+    def reach(
+        self, place: OutputPath, any_row: bool = False, runs: Sequence[int] = RUNS
+    ) -> Iterator[Array]:
         """Yield how far roundings may move each element: from few runs first, then from more.
 
         Yield nothing if that is unknown: no disturbed run gives the same shape, or all fail. With
@@ -127,8 +130,8 @@ class Spread:
         """
         if draws(self._values):
             return
-        for runs in RUNS:
-            self._run(runs)
+        for count in runs:
+            self._run(count)
             moved = self._moved(place)
             if moved is None:
                 continue
@@ -163,7 +166,7 @@ class Spread:
     def _run(self, runs: int) -> None:
         shapes = _shapes(self._base.outputs)
         while sum(_shapes(r) == shapes for r in self._runs) + self._failed < runs:
-            if self._tried == len(SEEDS):
+            if self._tried == min(len(SEEDS), max(runs, RUNS[-1]) + SPARE):
                 return
             seed, sign = SEEDS[self._tried]
             noise = _Noise(seed, sign, self._base, self._tf32, self._narrowed, self._coded)

@@ -33,7 +33,7 @@ from floats) may differ by one step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +61,12 @@ MARGIN = 4.0
 QUANTISED_BITS = 8
 F32_EPSILON = 2.0**-23
 TF32_EPSILON = 2.0**-10
+RUNS = (2, 8, 16)
+"""Disturbed runs in all: each next number where the one before leaves an element unexplained."""
+MORE_RUNS = (64,)
+"""The runs where the worst element is near: a few among many thousands move too little in 16."""
+NEAR = 2.0
+"""The largest share of the tolerance that is near."""
 _LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
 """Half a step or one eps of the left operand at each accuracy level: f16, bf16, i8."""
 
@@ -68,8 +74,10 @@ _LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
 class Reach(Protocol):
     """The distance by which roundings may move each element of an output."""
 
-    def reach(self, place: Any, any_row: bool = False) -> Iterator[Array]:
-        """Yields it, from a cheap measurement first, then from better ones."""
+    def reach(
+        self, place: Any, any_row: bool = False, runs: Sequence[int] = RUNS
+    ) -> Iterator[Array]:
+        """Yields it from so many runs each: from a cheap measurement first, then better ones."""
 
 
 @dataclass(frozen=True)
