@@ -126,8 +126,13 @@ def test_members_of_onnxruntime(name: str, ours: str) -> None:
 
 
 def test_names_of_onnxruntime() -> None:
-    with pytest.raises(AttributeError, match=r"use monograph\.load"):
-        _ = monograph.InferenceSession  # type: ignore[attr-defined]
+    for name in ("InferenceSession", "get_available_providers"):
+        with pytest.raises(AttributeError, match=r"use monograph\.load, or monograph\.onnxrun"):
+            getattr(monograph, name)
+    with pytest.raises(AttributeError, match=r"use monograph\.errors\.FeedError"):
+        _ = monograph.FeedError  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
+        _ = monograph.other  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match='target="gpu"'):
         monograph.load(affine(), providers=["CUDAExecutionProvider"])
 

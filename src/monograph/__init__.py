@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Generator", "Session", "TorchModel", "errors", "from_torch", "load"]
 __version__ = "0.1.0"
 
+_OF_ONNXRUNTIME = (
+    "InferenceSession", "SessionOptions", "RunOptions", "OrtValue", "IOBinding",
+    "GraphOptimizationLevel", "get_available_providers", "get_device",
+)  # fmt: skip
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -29,12 +34,18 @@ if not TYPE_CHECKING:
         if name in ("TorchModel", "from_torch"):
             return _of_torch(name)
         if name not in ("Session", "load"):
-            ours = ": use monograph.load, or monograph.onnxruntime (docs/migration.md)"
-            hint = ours if name in ("InferenceSession", "SessionOptions") else ""
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_hint(name)}")
         from monograph import session
 
         return getattr(session, name)
+
+    def _hint(name: str) -> str:
+        """Return what to use in the place of a name that is elsewhere, or of ONNX Runtime's."""
+        if isinstance(getattr(errors, name, None), type):
+            return f": use monograph.errors.{name}"
+        if name in _OF_ONNXRUNTIME:
+            return ": use monograph.load, or monograph.onnxruntime (docs/migration.md)"
+        return ""
 
     def _of_torch(name: str) -> Any:
         from importlib.util import find_spec

@@ -95,7 +95,7 @@ def test_errors_are_errors_of_monograph() -> None:
     with pytest.raises(ModelError):
         ort.InferenceSession(b"garbage")
     classes = [k for k in vars(state).values() if isinstance(k, type) and issubclass(k, Exception)]
-    assert len(classes) == 11
+    assert len(classes) == 15
     assert all(issubclass(k, MonographError) for k in classes)
 
 

@@ -40,6 +40,11 @@ class IOBinding:
         self._outputs: dict[str, _Place] = {}
         self._results: list[OrtValue] = []
 
+    @property
+    def _iobinding(self) -> IOBinding:
+        """The binding itself: programs reach for ONNX Runtime's native binding by this name."""
+        return self
+
     def bind_cpu_input(self, name: str, arr_on_cpu: npt.NDArray[Any]) -> None:
         """Bind an input to an array. Its elements are read when the session runs."""
         self._bind_input(name, arr_on_cpu)

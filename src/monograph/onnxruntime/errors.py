@@ -94,11 +94,37 @@ class EPFail(OrtError, ExecutionError):  # noqa: N818
     status = (11, "EP_FAIL")
 
 
+class ModelLoadCanceled(OrtError, ModelError):  # noqa: N818
+    """The program has called off the load of a model."""
+
+    status = (12, "MODEL_LOAD_CANCELED")
+
+
+class ModelRequiresCompilation(OrtError, ModelError):  # noqa: N818
+    """The model must be compiled, and the options forbid it."""
+
+    status = (13, "MODEL_REQUIRES_COMPILATION")
+
+
+class NotFound(OrtError, ModelError):  # noqa: N818
+    """Something that was asked for does not exist."""
+
+    status = (14, "NOT_FOUND")
+
+
+class DeviceReset(OrtError, ExecutionError):  # noqa: N818
+    """A device was reset during a run."""
+
+    status = (15, "DEVICE_RESET")
+
+
 OrtFail.__name__, OrtNotImplemented.__name__ = "Fail", "NotImplemented"
 
 
 def load_error(error: MonographError, path: str | None, source: object) -> OrtError:
     """Return the exception for a model that cannot be loaded."""
+    if isinstance(error, OrtError):
+        return error
     kind: type[OrtError] = OrtFail
     if isinstance(error, UnsupportedError):
         kind = OrtNotImplemented

@@ -46,6 +46,19 @@ class ExecutionOrder(IntEnum):
     MEMORY_EFFICIENT = 2
 
 
+_global_threads = [0]
+"""The threads of sessions whose `use_per_session_threads` is False; 0 for all."""
+
+
+def set_global_thread_pool_sizes(
+    intra_op_num_threads: int = 0, inter_op_num_threads: int = 0
+) -> None:
+    """Set the threads of sessions whose `use_per_session_threads` is False."""
+    _global_threads[0] = _as_type("intra_op_num_threads", intra_op_num_threads, int)
+    if inter_op_num_threads:
+        log_once("inter_op_num_threads has no effect")
+
+
 @lru_cache(maxsize=1024)
 def log_once(text: str) -> None:
     """Log a text the first time that it comes up in this process."""
@@ -141,7 +154,10 @@ class SessionOptions(_Checked):
         "use_per_session_threads": True,
     }
     _types = {name: type(value) for name, value in _defaults.items()}
-    _effective = ("enable_profiling", "intra_op_num_threads", "profile_file_prefix")
+    _effective = (
+        "enable_profiling", "intra_op_num_threads", "optimized_model_filepath",
+        "profile_file_prefix", "use_per_session_threads",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._set(**self._defaults)
@@ -201,6 +217,13 @@ class SessionOptions(_Checked):
         for name, value in zip(names, values, strict=True):
             self.add_initializer(name, value)
 
+    def add_external_initializers_from_files_in_memory(
+        self, names: Sequence[str], buffers: Sequence[Any], lengths: Sequence[int]
+    ) -> None:
+        """Refuse initialisers that are not in the file."""
+        for name in names:
+            self.add_initializer(name, buffers)
+
     def own_options(self) -> dict[str, Any]:
         """Return Monograph's options for these, and log those without effect."""
         unused = [n for n in self._defaults if n not in self._effective]
@@ -208,8 +231,11 @@ class SessionOptions(_Checked):
             if getattr(self, name) != self._defaults[name]:
                 log_once(f"the session option {name} has no effect")
         found: dict[str, Any] = {}
-        if self.intra_op_num_threads > 0:
-            found["threads"] = min(self.intra_op_num_threads, _MAX_THREADS)
+        threads = self.intra_op_num_threads
+        if threads == 0 and not self.use_per_session_threads:
+            threads = _global_threads[0]
+        if threads > 0:
+            found["threads"] = min(threads, _MAX_THREADS)
         for key, value in self._entries.found.items():
             if not key.startswith(OWN):
                 log_once(f"the session config entry {key} has no effect")
@@ -223,6 +249,11 @@ def _own_option(name: str, text: str) -> Any:
         return option_value(name, text)
     except ConfigError as e:
         raise OrtFail(e.message, expected=e.expected, given=e.given, hint=e.hint) from e
+
+
+def get_default_session_options() -> SessionOptions:
+    """Return options with their defaults."""
+    return SessionOptions()
 
 
 class RunOptions(_Checked):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monograph.errors import FeedError, MonographError
+from monograph.onnxruntime.allocators import HOST, OrtMemoryInfo
 from monograph.onnxruntime.binding import IOBinding
 from monograph.onnxruntime.errors import (
     InvalidArgument,
@@ -22,7 +23,8 @@ from monograph.onnxruntime.errors import (
     run_error,
 )
 from monograph.onnxruntime.feeds import FeedReader
-from monograph.onnxruntime.options import RunOptions, SessionOptions, check_run_options
+from monograph.onnxruntime.model_file import write_model
+from monograph.onnxruntime.options import RunOptions, SessionOptions, check_run_options, log_once
 from monograph.onnxruntime.providers import CPU, ChosenTarget, Provider, choose_target
 from monograph.onnxruntime.values import OrtValue, type_text
 from monograph.runtime.atomic_write import replacing_named
@@ -100,6 +102,8 @@ class InferenceSession:
         options = {"target": choice.target} | self._options.own_options()
         try:
             self._session = _load(self._source, self._options.free_dimensions, options)
+            if self._options.optimized_model_filepath:
+                write_model(self._source, self._options.optimized_model_filepath)
         except MonographError as e:
             raise load_error(e, self._model_path, self._source) from e
         self._choice = choice
@@ -155,6 +159,41 @@ class InferenceSession:
     ) -> None:
         """Load the model again for other providers."""
         self._open(choose_target(providers, provider_options))
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return the kind of memory of each input: that of the host, which every target reads."""
+        return [HOST] * len(self._inputs_meta)
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return the kind of memory of each output."""
+        return [HOST] * len(self._outputs_meta)
+
+    def get_tuning_results(self) -> list[Any]:
+        """Return no results: Monograph keeps measurements in its cache."""
+        return []
+
+    def set_tuning_results(self, results: Sequence[Any], *, error_on_invalid: bool = False) -> None:
+        """Accept results of a tuner, without effect."""
+
+    def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
+        """Accept options of providers, without effect."""
+        for name in options:
+            log_once(f"the dynamic option {name} has no effect")
+
+    def release_captured_graph(self, graph_annotation_id: int = 0) -> None:
+        """Accept the call, without effect: a session releases its graph when it is closed."""
+
+    def create_ortvalue_from_shape_and_type(
+        self,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str,
+        device_id: int = 0,
+        vendor_id: int = -1,
+    ) -> OrtValue:
+        """Allocate a tensor. Its elements are zeros."""
+        make = OrtValue.ortvalue_from_shape_and_type
+        return make(shape, element_type, device_type, device_id, vendor_id)
 
     def enable_fallback(self) -> None:
         """Accept the call, without effect: runs do not change providers."""

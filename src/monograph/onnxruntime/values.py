@@ -269,6 +269,11 @@ class OrtValue:
         else:
             mine.copy_(to_gpu(given, str(mine.device)))
 
+    @property
+    def _ortvalue(self) -> OrtValue:
+        """The value itself: programs reach for ONNX Runtime's native value by this name."""
+        return self
+
     def _tensor(self) -> Any:
         if not self.is_tensor():
             raise RuntimeError("Only OrtValues that are Tensors/SparseTensors are supported")
@@ -281,3 +286,9 @@ class OrtValue:
         from monograph.ir import from_numpy
 
         return from_numpy(gpu_type(self._data) if is_on_gpu(self._data) else self._data.dtype)
+
+
+def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
+    """Copy the elements of values into the memory of others."""
+    for given, mine in zip(src, dst, strict=True):
+        mine.update_inplace(given)

@@ -1,15 +1,39 @@
 """The names of ONNX Runtime's native module that programs import, its exceptions above all."""
 
+from monograph.onnxruntime.allocators import (
+    OrtAllocatorType,
+    OrtArenaCfg,
+    OrtDeviceMemoryType,
+    OrtMemoryInfo,
+    OrtMemoryInfoDeviceType,
+    OrtMemType,
+    create_and_register_allocator,
+    create_and_register_allocator_v2,
+)
 from monograph.onnxruntime.binding import IOBinding as SessionIOBinding
+from monograph.onnxruntime.environment import (
+    disable_telemetry_events,
+    enable_telemetry_events,
+    get_build_info,
+    get_version_string,
+    has_collective_ops,
+    set_default_logger_severity,
+    set_default_logger_verbosity,
+    set_seed,
+)
 from monograph.onnxruntime.errors import (
+    DeviceReset,
     EngineError,
     EPFail,
     InvalidArgument,
     InvalidGraph,
     InvalidProtobuf,
+    ModelLoadCanceled,
     ModelLoaded,
+    ModelRequiresCompilation,
     NoModel,
     NoSuchFile,
+    NotFound,
     RuntimeException,
 )
 from monograph.onnxruntime.errors import OrtFail as Fail
@@ -20,6 +44,8 @@ from monograph.onnxruntime.options import (
     GraphOptimizationLevel,
     RunOptions,
     SessionOptions,
+    get_default_session_options,
+    set_global_thread_pool_sizes,
 )
 from monograph.onnxruntime.providers import (
     get_all_providers,
@@ -27,9 +53,10 @@ from monograph.onnxruntime.providers import (
     get_device,
 )
 from monograph.onnxruntime.session import InferenceSession, ModelMetadata, NodeArg
-from monograph.onnxruntime.values import OrtDevice, OrtValue
+from monograph.onnxruntime.values import OrtDevice, OrtValue, copy_tensors
 
 __all__ = [
+    "DeviceReset",
     "EPFail",
     "EngineError",
     "ExecutionMode",
@@ -40,19 +67,41 @@ __all__ = [
     "InvalidArgument",
     "InvalidGraph",
     "InvalidProtobuf",
+    "ModelLoadCanceled",
     "ModelLoaded",
     "ModelMetadata",
+    "ModelRequiresCompilation",
     "NoModel",
     "NoSuchFile",
     "NodeArg",
+    "NotFound",
     "NotImplemented",
+    "OrtAllocatorType",
+    "OrtArenaCfg",
     "OrtDevice",
+    "OrtDeviceMemoryType",
+    "OrtMemType",
+    "OrtMemoryInfo",
+    "OrtMemoryInfoDeviceType",
     "OrtValue",
     "RunOptions",
     "RuntimeException",
     "SessionIOBinding",
     "SessionOptions",
+    "copy_tensors",
+    "create_and_register_allocator",
+    "create_and_register_allocator_v2",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
     "get_all_providers",
     "get_available_providers",
+    "get_build_info",
+    "get_default_session_options",
     "get_device",
+    "get_version_string",
+    "has_collective_ops",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
+    "set_global_thread_pool_sizes",
+    "set_seed",
 ]
