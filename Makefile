@@ -62,6 +62,7 @@ test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compil
 
 test-torch: $(TORCH_STAMP) ## from_torch and torch.compile on models of torchvision, timm and transformers (installs torch)
 	$(TORCH_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/from_torch
+	$(TORCH_VENV)/bin/python -m pytest -rs tests/docs/test_python_blocks.py -k from-torch
 
 test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here
 	$(FROM_SOURCE) -m tests.gpu.sweep $(ARGS)

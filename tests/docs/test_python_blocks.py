@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import monograph
 from tests.docs.pages import NEEDS, PAGES, ROOT, Block, blocks, is_missing
 
 CODE = {page: blocks(page, "python") for page in PAGES}
@@ -105,3 +108,25 @@ def test_every_guide_has_an_example(name: str) -> None:
 def test_every_need_is_known() -> None:
     named = {b.needs for page in PAGES for lang in ("python", "sh") for b in blocks(page, lang)}
     assert named - {""} <= set(NEEDS)
+
+
+def _paths(tree: ast.AST) -> set[str]:
+    """Return the attributes of `monograph` that code names, in branches that do not run too."""
+    found = [ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    return {p.split("(")[0] for p in found if re.fullmatch(r"monograph(\.\w+)+", p)}
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=_name)
+def test_names_of_the_package_exist(page: Path) -> None:
+    for block in CODE[page]:
+        for path in _paths(ast.parse(block.text)):
+            first, *rest = path.split(".")[1:]
+            if first in ("from_torch", "TorchModel") and block.needs == "onnxscript":
+                continue  # the package imports torch for them
+            given = importlib.import_module(f"monograph.{first}") if rest else monograph
+            assert hasattr(given, (rest or [first])[0]), f"{block} names {path}"
+
+
+def test_names_in_branches_that_do_not_run_are_seen() -> None:
+    code = "try:\n    run()\nexcept monograph.FeedError:\n    monograph.errors.other(1)"
+    assert _paths(ast.parse(code)) >= {"monograph.FeedError", "monograph.errors.other"}

@@ -46,6 +46,12 @@ def test_installs_the_wheel_and_drops_rights(file: Path) -> None:
         assert "apt-get update" not in command or "rm -rf /var/lib/apt/lists/*" in command
 
 
+def test_a_build_is_sent_nothing_but_wheels() -> None:
+    """A checkout holds environments and models of gigabytes."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["*", "!dist/*.whl"]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
 def test_hadolint_has_no_complaint(file: Path) -> None:
     beside = Path(sys.executable).parent / "hadolint"
