@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,12 @@ def example_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def in_folder(
     example_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> pytest.MonkeyPatch:
+) -> Iterator[pytest.MonkeyPatch]:
     """Run the test in a folder of its own that links to the models."""
     for file in example_files.iterdir():
         (tmp_path / file.name).symlink_to(file)
     monkeypatch.chdir(tmp_path)
-    return monkeypatch
+    logger = logging.getLogger("monograph")
+    level = logger.level
+    yield monkeypatch
+    logger.setLevel(level)  # an example sets it

@@ -38,6 +38,38 @@ decoder (int64[1, 1] ids, float[1, 8, 256, 64] past)
     present = Add (past, number)
 }
 """
+_LINES = """
+<ir_version: 9, opset_import: ["" : 18]>
+recogniser (float[lines, 1, 16, width] line) => (float[lines, 8, 1, columns] scores)
+{
+    features = Conv <kernel_shape = [16, 3], pads = [0, 1, 0, 1]> (line, w)
+    scores = Softmax <axis = 1> (features)
+}
+"""
+_VOICE = """
+<ir_version: 9, opset_import: ["" : 18]>
+voice (float[batch, 32] samples, float[2, batch, 16] state)
+    => (float[batch, 1] chance, float[2, batch, 16] next)
+{
+    step = Unsqueeze (samples, zero)
+    h, c = Split <num_outputs = 2> (state)
+    hidden, last, cell = LSTM <hidden_size = 16> (step, w, r, , , h, c)
+    flat = Squeeze (last, zero)
+    sums = MatMul (flat, v)
+    chance = Sigmoid (sums)
+    next = Concat <axis = 0> (last, cell)
+}
+"""
+_PROGRAM = """
+import sys
+
+import numpy as np
+import onnxruntime as ort
+
+session = ort.InferenceSession(sys.argv[1])
+(boxes,) = session.run(None, {"images": np.zeros((1, 3, 640, 640), np.float32)})
+print(ort.get_build_info(), boxes.shape)
+"""
 
 
 def write_files(folder: Path) -> None:
@@ -46,6 +78,12 @@ def write_files(folder: Path) -> None:
     tensors = {"w": weights, "b": np.linspace(-1, 1, 6, dtype=np.float32)}
     _save(folder / "model.onnx", _DETECTOR, tensors)
     _save(folder / "decoder.onnx", _DECODER, {})
+    random = np.random.default_rng(2)
+    _save(folder / "lines.onnx", _LINES, {"w": random.normal(size=(8, 1, 16, 3)).astype("f4")})
+    sizes = {"w": (1, 64, 32), "r": (1, 64, 16), "v": (16, 1)}
+    cells = {name: random.normal(size=size).astype("f4") for name, size in sizes.items()}
+    _save(folder / "voice.onnx", _VOICE, {**cells, "zero": np.array([0])})
+    (folder / "program.py").write_text(_PROGRAM)
     images = np.random.default_rng(1).normal(size=(1, 3, 640, 640)).astype(np.float32)
     np.savez(folder / "recorded.npz", **{"in:images": images})
     np.save(folder / "photo.npy", images)
