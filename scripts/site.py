@@ -14,6 +14,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from scripts.diagram import with_drawings
 
 from monograph import Generator, Session, errors, load
 from monograph.config import Config
@@ -34,6 +35,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, path in PLOTS.items():
         files.append(File.generated(config, f"images/{name}.svg", content=path.read_bytes()))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Draw the flowcharts of a page; mkdocs calls this."""
+    return with_drawings(markdown)
 
 
 def reference_page() -> str:

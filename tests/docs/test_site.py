@@ -82,6 +82,12 @@ def test_pages_load_no_file_from_another_host(site: Path) -> None:
         assert not [f for f in page.loaded if urlsplit(f).netloc], path.name
 
 
+def test_diagrams_are_drawn_without_a_script(site: Path) -> None:
+    text = (site / "architecture.html").read_text()
+    assert text.count('class="flowchart"') == 1
+    assert "mermaid" not in text
+
+
 def test_every_public_name_has_a_reference(site: Path) -> None:
     text = (site / "reference.html").read_text()
     ids = set(re.findall(r'id="([^"]+)"', text))
