@@ -21,7 +21,7 @@ def content_of(page: str, block: str = "data") -> Any:
 
 
 def large_page(count: int) -> str:
-    """Return a page of a graph with many nodes, each its own step, and a mark for it in pictures."""
+    """Return a page of a graph with many nodes; each is a step with a mark in the pictures."""
     edges = [(max(0, i - 1 - i % 7), i) for i in range(1, count)]
     places = [list(p) for p in layered(count, edges).places]
     step = {"makes": "f32[8]", "ops": ["add"], "seconds": 1e-6, "share": 1 / count}

@@ -208,7 +208,10 @@ def roofline(view: ModelView) -> str:
     for power in range(-4, 7):
         if 1e9 * 10.0**power > top / 3e4 and 1e9 * 10.0**power < top:
             y = y_of(1e9 * 10.0**power)
-            parts += [_line(LEFT, y, WIDTH - 6, y), _text(LEFT - 4, y + 4, f"{10.0**power:g}", "end")]
+            parts += [
+                _line(LEFT, y, WIDTH - 6, y),
+                _text(LEFT - 4, y + 4, f"{10.0**power:g}", "end"),
+            ]
     for timed in known:
         rate, intensity = timed.work.flops / timed.seconds, timed.work.flops / timed.work.bytes
         share = profile.share(timed.seconds)

@@ -99,7 +99,9 @@ def _hues() -> str:
 def _picture(section: str, shown: Mapping[str, str]) -> str:
     """Return the place of a section's picture; the script unpacks it when it is looked at."""
     name = "roofline" if section == "steps" else section
-    return f'<div class="picture" tabindex="0" data-picture="{name}"></div>' if name in shown else ""
+    return (
+        f'<div class="picture" tabindex="0" data-picture="{name}"></div>' if name in shown else ""
+    )
 
 
 _TOLD = {
