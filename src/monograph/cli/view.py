@@ -74,8 +74,9 @@ def view(
 
     The page is one file without network access: figures, the graph before and after with links
     both ways, each pass with its rewrites and nearest misses, steps with their time and their
-    code, the timeline, the memory plan, and the errors of each step. A folder with a decoder gets
-    its tokens per second by position too.
+    code, the timeline, the memory plan, and the errors of each step. For a folder with a decoder
+    they are those of its file on one token after a past; the page has tokens per second by
+    position too.
 
     --json prints the content instead of writing a page; --against compares with such a file.
 
@@ -91,19 +92,27 @@ def view(
         from monograph.generate.discover.folder import find_decoder
         from monograph.report.view.collect import Wanted
         from monograph.report.view.compare import read_report
-        from monograph.report.view.run import make_report, write_pictures, write_report
+        from monograph.report.view.run import (
+            can_run,
+            make_report,
+            with_example,
+            write_pictures,
+            write_report,
+        )
 
         other = None if against is None else read_report(against)
-        decoding = None
-        path = model
-        if model.is_dir():
-            path = find_decoder(model).model
-            decoding = measure_folder(model, target, positions, None, threads=threads)
-        elif positions is not None:
+        decoder = find_decoder(model) if model.is_dir() else None
+        if decoder is None and positions is not None:
             raise ConfigError("`--positions` needs a folder with a decoder", given=str(model))
+        path = model if decoder is None else decoder.model
         request = make_request(
             path, target, dim, input_, inputs, seed, ranges=input_range, values=value
         )
+        decoding = None
+        if decoder is not None:
+            if run and can_run(target):
+                decoding = measure_folder(model, target, positions, None, threads=threads)
+            request = with_example(request, decoder, decoding, note)
         chosen = tuple(p.strip() for p in peers.split(",") if p.strip())
         wanted = Wanted(run=run, verify=run and verify, peers=chosen, threads=threads)
         wanted = replace(wanted, code=run and not as_json)

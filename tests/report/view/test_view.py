@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import onnx
 import pytest
 
+from monograph.report.view.compare import compared
 from monograph.report.view.layout import HEIGHT, WIDTH, layered
 from tests.cli.calls import call, call_json
 from tests.report.diff.models import MODELS, save
@@ -92,6 +93,18 @@ def test_two_reports_are_compared(folder: Path, tmp_path: Path) -> None:
     )["against"]
     assert [s["nodes"] for s in found["steps"] if s["is"] == "new"] == [gone["origin"]]
     assert [r[0] for r in found["rules"]] == [before["rules"][0]["name"]]
+
+
+def test_steps_of_one_node_are_compared_in_order() -> None:
+    def report(*times: float) -> dict[str, Any]:
+        steps = [{"origin": ["attention"], "kind": "pointwise", "seconds": t} for t in times]
+        return {"facts": {}, "rules": [], "steps": steps}
+
+    found = compared(report(1.0, 3.0, 5.0), report(1.0, 2.0))
+    assert [(s["step"], s["is"], s["before"]) for s in found["steps"]] == [
+        (2, "new", None),
+        (1, "changed", 2.0),
+    ]
 
 
 def test_a_wrong_report_to_compare_with_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def decoding(found: Mapping[str, Any]) -> str:
     parts = []
     for tick in _ticks(fastest):
         parts += [_line(LEFT, y_of(tick), WIDTH - 6, y_of(tick))]
-        parts += [_text(LEFT - 4, y_of(tick) + 4, f"{tick:.4g}", "end")]
+        parts += [_text(LEFT - 4, y_of(tick) + 4, _rate(tick), "end")]
     for name, kind in (("tokens_per_second", "line"), ("floor", "roof")):
         numbers = [
             r["tokens_per_second"] / (1.0 if name != "floor" else max(r["of_floor"], 1e-9))
@@ -287,11 +287,17 @@ def decoding(found: Mapping[str, Any]) -> str:
         parts.append(f'<polyline class="{kind}" points="{" ".join(places)}"/>')
     for row in rows:
         x, y = x_of(row["position"]), y_of(row["tokens_per_second"])
-        told = f"{row['tokens_per_second']:.4g} tokens/s, {row['of_floor']:.0%} of the floor"
+        told = f"{_rate(row['tokens_per_second'])} tokens/s, {row['of_floor']:.0%} of the floor"
+        anchor = "start" if x < LEFT + 90 else "end" if x > WIDTH - 90 else "middle"
         parts.append(f'<circle class="good" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        parts.append(_text(x, y - 9, told, "middle" if LEFT + 90 < x < WIDTH - 90 else "end"))
-    parts.append(_text(WIDTH - 8, height - 6, "position", "end"))
+        parts.append(_text(x, y - 9, told, anchor))
+        parts.append(_text(x, height - bottom + 14, str(row["position"]), "middle"))
+    parts.append(_text(4, height - bottom + 14, "position"))
     return svg(height, parts, "decoding by position")
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _linear(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:

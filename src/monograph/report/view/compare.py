@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def _rules(now: list[Any], before: list[Any]) -> list[list[Any]]:
 
 def _steps(now: list[Any], before: list[Any]) -> list[dict[str, Any]]:
     """Return the steps that changed, by their ONNX nodes: new, gone, or of another time."""
-    old, new = ({_key(s): (i, s) for i, s in enumerate(side)} for side in (before, now))
+    old, new = _by_nodes(before), _by_nodes(now)
     found = []
     for key in dict.fromkeys([*new, *old]):
         a, b = old.get(key), new.get(key)
@@ -79,9 +80,16 @@ def _steps(now: list[Any], before: list[Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda s: -abs((s["now"] or 0.0) - (s["before"] or 0.0)))[:200]
 
 
+def _by_nodes(steps: list[Any]) -> dict[tuple[Any, ...], tuple[int, Any]]:
+    """Return the steps with their numbers by nodes, kind, and the order among equal ones."""
+    seen = Counter[tuple[Any, ...]]()
+    found = {}
+    for number, step in enumerate(steps):
+        key = (tuple(step.get("origin", ())), str(step.get("kind", "")))
+        found[*key, seen[key]] = (number, step)
+        seen[key] += 1
+    return found
+
+
 def _differ(before: float | None, now: float | None) -> bool:
     return bool(before and now and abs(now / before - 1) > MIN_CHANGE)
-
-
-def _key(step: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    return tuple(step.get("origin", ())), str(step.get("kind", ""))

@@ -80,6 +80,7 @@ def facts(view: ModelView) -> dict[str, Any]:
         "host_steps": len(view.launching.host),
         "inputs": [f"{p.name}: {p.dtype}{p.shape_text}" for p in found.inputs],
         "outputs": [f"{p.name}: {p.dtype}{p.shape_text}" for p in found.outputs],
+        "sizes": _sizes(view),
     }
     if view.profile is not None:
         told |= _run_facts(view.profile)
@@ -89,6 +90,14 @@ def facts(view: ModelView) -> dict[str, Any]:
     if view.checks is not None:
         told["steps_wrong"] = sum(not c.ok for c in view.checks.checks)
     return told
+
+
+def _sizes(view: ModelView) -> list[str]:
+    """Return the type of each input in this report; "" for one that the file fixes."""
+    graph = view.explanation.before
+    bound = {n: str(v.type) for n, v in zip(graph.input_names, graph.inputs, strict=True)}
+    declared = {p.name: f"{p.dtype}{p.shape_text}" for p in view.inspection.inputs}
+    return [bound[n] if bound.get(n, text) != text else "" for n, text in declared.items()]
 
 
 def _run_facts(profile: Profile) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError
-from monograph.report.commands.decode import DecodeBench
+from monograph.generate.discover.example import example_step
+from monograph.generate.discover.folder import Settings
+from monograph.report.commands.decode import POSITIONS, DecodeBench
+from monograph.report.commands.doctor import find_gpu
 from monograph.report.commands.execute import Notes, RunRequest
 from monograph.report.view import charts
 from monograph.report.view.collect import ModelView, Wanted, collect
@@ -16,6 +19,7 @@ from monograph.report.view.compare import compared
 from monograph.report.view.data import view_json
 from monograph.report.view.page import code_of, pictures, view_page
 from monograph.runtime.atomic_write import replacing_named
+from monograph.runtime.inputs import Chosen
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,25 @@ class Report:
     def page(self) -> str:
         """Return the report as one page of HTML."""
         return view_page(self.data, self.shown, self.code, self.title)
+
+
+def can_run(target: str | None) -> bool:
+    """Return True if this machine can time a decoder on a target."""
+    kind, _, device = (target or "cpu").partition(":")
+    if kind == "gpu":
+        return (not device or device.isdecimal()) and find_gpu().usable
+    return True
+
+
+def with_example(
+    request: RunRequest, decoder: Settings, decoding: DecodeBench | None, note: Notes
+) -> RunRequest:
+    """Return a request with the inputs of one step of a decoder, if the caller chose none."""
+    if request.given or request.archive or request.dims or request.chosen != Chosen():
+        return request
+    past = POSITIONS[0] if decoding is None else max(s.position for s in decoding.steps)
+    note(f"graphs and steps are those of one token after {past} tokens (seed {request.seed})")
+    return replace(request, given=example_step(decoder, past, request.seed))
 
 
 def make_report(

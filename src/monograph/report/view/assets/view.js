@@ -26,6 +26,7 @@
     return `${n} B`;
   };
   const count = (n) => Number(n).toLocaleString("en");
+  const rate = (x) => (x >= 1000 ? count(Math.round(x)) : x.toPrecision(3));
   const percent = (x) => (x === undefined || x === null ? "" : `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`);
   let data, stepsOf, code = null, pictures = null;
   const drawn = new Set();
@@ -288,7 +289,7 @@
     let shown = 0;
     const more = el("button", { on: { click: () => add(shown + 1000) } });
     const add = (until) => {
-      for (; shown < Math.min(until, rows.length); shown++) body.append(build(rows[shown]));
+      for (; shown < Math.min(until, rows.length); shown++) body.append(build(rows[shown], shown));
       more.hidden = shown >= rows.length;
       more.textContent = `show more of ${count(rows.length)}`;
     };
@@ -319,7 +320,7 @@
           return el("tr", {}, cell(name), cell(seconds(s), true), el("td", {}, bar.lastChild));
         }));
       }
-      box.append(el("h2", {}, "Inputs and outputs"), table([["input"]], f.inputs, (x) => el("tr", {}, cell(el("code", {}, x)))), table([["output"]], f.outputs, (x) => el("tr", {}, cell(el("code", {}, x)))));
+      box.append(el("h2", {}, "Inputs and outputs"), table([["input"], ["sizes in this report"]], f.inputs, (x, i) => el("tr", {}, cell(el("code", {}, x)), cell(el("code", {}, (f.sizes || [])[i] || "")))), table([["output"]], f.outputs, (x) => el("tr", {}, cell(el("code", {}, x)))));
       box.append(el("h2", {}, "What runs where"), table([["launch"], ["steps", true]], data.launches, (x) => el("tr", {}, cell(x.text), cell(`${x.first}\u2013${x.last}`, true))));
       const host = data.steps.map((s, i) => [s, i]).filter(([s]) => s.host);
       if (host.length) box.append(el("h2", {}, "Steps on the host, and why"), table([["step"], ["reason"]], host, ([s, i]) => el("tr", {}, cell(stepButton(i)), cell(s.host))));
@@ -333,7 +334,7 @@
       for (const line of data.notes) box.append(el("p", { class: "bad" }, line));
     },
     graph(box) {
-      const find = el("input", { type: "search", id: "find", placeholder: "find a node, an op or a step (/)", "aria-label": "find a node, an op or a step" });
+      const find = el("input", { type: "search", id: "find", size: 30, placeholder: "find a node, an op or a step (/)", "aria-label": "find a node, an op or a step" });
       const found = el("div", { class: "links", id: "found" });
       find.addEventListener("input", () => {
         const text = find.value.trim().toLowerCase();
@@ -397,17 +398,19 @@
     },
     timeline() {}, memory() {}, errors() {},
     decoding(box) {
-      box.append(table([["position", true], ["time", true], ["tokens/s", true], ["of the floor", true]], data.decoding.positions, (p) => el("tr", {}, cell(p.position, true), cell(seconds(p.median), true), cell(p.tokens_per_second.toPrecision(4), true), cell(meter(p.of_floor), true))));
+      box.append(table([["position", true], ["time", true], ["tokens/s", true], ["of the floor", true]], data.decoding.positions, (p) => el("tr", {}, cell(p.position, true), cell(seconds(p.median), true), cell(rate(p.tokens_per_second), true), cell(meter(p.of_floor), true))));
     },
     compare(box) {
+      const none = () => el("p", { class: "dim" }, "none");
+      const figures = { peak_flops: ["peak of the machine: operations", (n) => `${rate(n / 1e9)} GFLOP/s`], peak_bytes: ["peak of the machine: memory", (n) => `${rate(n / 1e9)} GB/s`] };
       const other = data.against, change = (a, b) => (a ? `${b >= a ? "+" : "\u2212"}${Math.abs(100 * (b / a - 1)).toFixed(1)}%` : "");
       box.append(el("p", {}, `Before: ${other.model} on ${other.target}, Monograph ${other.version}. Now: ${data.model} on ${data.target}, Monograph ${data.version}.`));
       box.append(table([["figure"], ["before", true], ["now", true], ["change", true]], other.facts.filter((f) => f[1] !== f[2]), ([name, a, b, low]) => {
-        const text = name.endsWith("seconds") ? seconds : name.includes("bytes") ? bytes : count;
-        return el("tr", {}, cell(name.replaceAll("_", " ")), cell(text(a), true), cell(text(b), true), cell(change(a, b), true, low ? (b < a ? "good" : "bad") : ""));
+        const [label, text] = figures[name] || [name.replaceAll("_", " "), name.endsWith("seconds") ? seconds : name.includes("bytes") ? bytes : count];
+        return el("tr", {}, cell(label), cell(text(a), true), cell(text(b), true), cell(change(a, b), true, low ? (b < a ? "good" : "bad") : ""));
       }));
-      box.append(el("h2", {}, "Steps that changed"), table([["step", true], ["kind"], ["ONNX nodes"], [""], ["before", true], ["now", true], ["change", true]], other.steps, (s) => el("tr", s.step === null ? {} : { "data-step": s.step, tabindex: 0 }, cell(s.step === null ? "" : s.step, true), cell(s.kind), el("td", { class: "names" }, s.nodes.join(", ")), cell(s.is), cell(seconds(s.before), true), cell(seconds(s.now), true), cell(s.before && s.now ? change(s.before, s.now) : "", true, s.now > s.before ? "bad" : "good"))));
-      box.append(el("h2", {}, "Rules that fired another number of times"), table([["rule"], ["before", true], ["now", true]], other.rules, ([n, a, b]) => el("tr", {}, cell(n), cell(a, true), cell(b, true))));
+      box.append(el("h2", {}, "Steps that changed"), !other.steps.length ? none() : table([["step", true], ["kind"], ["ONNX nodes"], [""], ["before", true], ["now", true], ["change", true]], other.steps, (s) => el("tr", s.step === null ? {} : { "data-step": s.step, tabindex: 0 }, cell(s.step === null ? "" : s.step, true), cell(s.kind), el("td", { class: "names" }, s.nodes.join(", ")), cell(s.is), cell(seconds(s.before), true), cell(seconds(s.now), true), cell(s.before && s.now ? change(s.before, s.now) : "", true, s.now > s.before ? "bad" : "good"))));
+      box.append(el("h2", {}, "Rules that fired another number of times"), !other.rules.length ? none() : table([["rule"], ["before", true], ["now", true]], other.rules, ([n, a, b]) => el("tr", {}, cell(n), cell(a, true), cell(b, true))));
     },
   };
 
