@@ -1,4 +1,4 @@
-"""What ONNX Runtime's module does for a whole process: versions, logging, random numbers."""
+"""Settings of a whole process, as ONNX Runtime's module has them: logging, random numbers."""
 
 from __future__ import annotations
 
