@@ -32,6 +32,9 @@ def infer(op, *texts: str) -> str:
         ((C, C, 2, I), "f32[N, M, 8]", "f32[N, M, 2, 4]"),
         ((I,), "f32[N, M]", f"f32[{UNKNOWN}]"),
         ((2, I), "f32[*]", f"f32[2, {UNKNOWN}]"),
+        ((C, 4), "f32[2, 0, 4]", "f32[0, 4]"),  # 2 x 0, computed by the model
+        ((1, C), "f32[0]", "f32[1, 0]"),
+        ((C, C), "f32[2, 0, 4]", "f32[2, 0]"),
     ],
 )
 def test_reshape_keeps_the_sizes_it_can(shape, x: str, result: str) -> None:
@@ -47,6 +50,7 @@ def test_reshape_keeps_the_sizes_it_can(shape, x: str, result: str) -> None:
         ((1, C), "f32[4]", "no such dimension to copy"),
         ((1, C), "f32[N]", "no such dimension to copy"),
         ((-3,), "f32[4]", "not a shape"),
+        ((2, 4), "f32[2, 0]", "keeps the number of elements"),
     ],
 )
 def test_reshapes_that_cannot_be(shape, x: str, message: str) -> None:
@@ -125,6 +129,7 @@ def test_padding_of_symbolic_sizes_and_errors() -> None:
         Pad((-2,), (-2,)).reference(np.zeros(3))
     with pytest.raises(ExecutionError, match="nothing to repeat"):
         Pad((1,), (0,), "edge").reference(np.zeros(0))
+    assert Pad((-1, 2), (0, 0), "edge").reference(np.zeros((1, 0))).shape == (0, 2)
     with pytest.raises(ExecutionError, match="too large"):
         Pad((2**40,), (0,)).reference(np.zeros(3))
 

@@ -95,6 +95,15 @@ class Pad(Op):
     def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
         return axis if index == 0 and not self.before[axis] and not self.after[axis] else None
 
+    def kept(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes that negative counts leave of a shape."""
+        sizes = zip(given, self.before, self.after, strict=True)
+        return tuple(max(d + min(b, 0) + min(a, 0), 0) for d, b, a in sizes)
+
+    def fills(self, given: tuple[int, ...]) -> bool:
+        """Return True if there are elements to repeat, or none are repeated."""
+        return self.mode == "constant" or 0 not in self.kept(given)
+
     def reference(self, x: Array, value: Array | None = None) -> Array:
         shape = tuple(d + b + a for d, b, a in zip(x.shape, self.before, self.after, strict=True))
         if min(shape, default=0) < 0:
@@ -108,7 +117,7 @@ class Pad(Op):
             )
         ]
         if self.mode != "constant":
-            return self._repeated(x)
+            return self._repeated(x) if 0 not in shape else np.empty(shape, x.dtype)
         fill: Any = value if value is not None else "" if x.dtype == object else 0
         result: Array = np.full(shape, fill, x.dtype)
         room = tuple(

@@ -37,6 +37,7 @@ from monograph.ir.layout import (
     with_axes,
     without,
 )
+from monograph.ir.sizes import is_open
 from monograph.ir.traits import SIZE, Demand, IntRange, Known, RangeOf, united
 from monograph.ops.base import (
     ViewOp,
@@ -87,7 +88,7 @@ class Reshape(ViewOp):
         """Return the target shape for an input of this static shape."""
         if self.shape.count(INFER) > 1 or any(d < COPY for d in self.shape):
             raise InferError("not a shape to reshape to", given=list(self.shape))
-        sizes = list(self.shape)
+        sizes = list(self._zeros_kept(given))
         left = list(given)  # what remains of the input once copied dimensions are taken out
         for i, d in enumerate(sizes):
             if d == COPY:
@@ -108,6 +109,21 @@ class Reshape(ViewOp):
                 "a reshape keeps the number of elements", expected=list(given), given=sizes
             )
         return tuple(sizes)
+
+    def _zeros_kept(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape with zeros for copies, if an empty input has no other shape.
+
+        A model that computes a size, such as batch times length, gets 0 where one of them is 0. In
+        ONNX that means a copy; the model means 0.
+        """
+        empty = any(not is_open(d) and d == 0 for d in given)
+        if not empty or COPY not in self.shape or INFER in self.shape:
+            return self.shape
+        copied = [i for i, d in enumerate(self.shape) if d == COPY]
+        rest = [d for d in self.shape if d != COPY]
+        sizes = [given[i] for i in copied if i < len(given)] + rest
+        fits = copied[-1] < len(given) and any(not is_open(d) and d == 0 for d in sizes)
+        return self.shape if fits else tuple(0 if d == COPY else d for d in self.shape)
 
     def infer(self, x: TensorType) -> TensorType:
         if as_tensor(x).is_static:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monograph.codegen.triton.module.select import family
 from monograph.errors import ExecutionError
 from monograph.ir import Item, Literal, constant
 from monograph.ops.elementwise import Neg
 from monograph.ops.index import Gather
 from monograph.ops.linear import Det
 from monograph.ops.ml import Lookup
+from monograph.ops.pad_tile import Pad
 from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
@@ -71,6 +73,18 @@ def test_resizes_of_every_type(dtype: str) -> None:
     y = Resize((1, 2), sizes=(9, 4), mode=CUBIC)(x)
     z = Resize((1, 2), sizes=(2, 3), mode=LINEAR, antialias=True)(x)
     check(graph_of(y, z), every=False)
+
+
+def test_resizes_of_nothing() -> None:
+    check(graph_of(Resize((0, 1), sizes=(0, 9))(value("f32[0, 3]"))), steps=1)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padding_refuses_to_repeat_what_it_removed(mode: str) -> None:
+    """No element is left: any that a kernel read would be beyond the end."""
+    assert family(Pad((-1,), (2,), mode)(value("f32[1]"))) is None
+    assert family(Pad((-1,), (2,), mode)(value("f32[2]"))) is not None
+    check(graph_of(Pad((-1, 0), (2, 0), mode)(value("f32[1, 0]"))), steps=1)
 
 
 def test_many_taps_are_a_loop() -> None:

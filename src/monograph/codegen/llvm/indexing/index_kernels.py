@@ -28,7 +28,7 @@ from monograph.program.memory.buffer_assignment import Storage
 def serves(value: Value) -> bool:
     if isinstance(value.op, Pad):
         # An empty operand has nothing to repeat: the reference raises the error.
-        return 0 not in _kept(value) or value.op.mode == "constant"
+        return value.op.fills(value.inputs[0].tensor.static)
     return isinstance(value.op, (Iota, TakeTurn))
 
 
@@ -64,14 +64,6 @@ class _Turn(_Counted):
         return turn
 
 
-def _kept(value: Value) -> tuple[int, ...]:
-    """Return the size of the operand after a padding with negative counts."""
-    op = value.op
-    assert isinstance(op, Pad)
-    sizes = zip(value.inputs[0].tensor.static, op.before, op.after, strict=True)
-    return tuple(max(d + min(b, 0) + min(a, 0), 0) for d, b, a in sizes)
-
-
 class _Padded(ElementMaker):
     """x inside, and padding by the mode around it."""
 
@@ -83,7 +75,7 @@ class _Padded(ElementMaker):
         self.op = anchor.op
         self.x, *self.fill = anchor.inputs
         self.dtype = moved_dtype(context)
-        self.sizes = _kept(anchor)
+        self.sizes = self.op.kept(anchor.inputs[0].tensor.static)
         shape = anchor.tensor.static
         place = elements.storage[self.x]
         # Removed elements are skipped once; from here on only added ones matter.

@@ -26,7 +26,7 @@ def serves(anchor: Value) -> bool:
     op = anchor.op
     if not isinstance(op, Resize) or op.sizes is None or op.policy != "stretch":
         return False
-    return 0 not in anchor.inputs[0].tensor.static
+    return 0 in anchor.tensor.static or 0 not in anchor.inputs[0].tensor.static
 
 
 @kernel_for(Resize, when=serves, readable=any_view)

@@ -147,7 +147,10 @@ def serves_gather(anchor: Value) -> bool:
     if isinstance(anchor.op, GatherNd):
         x, indices = (v.tensor.static for v in anchor.inputs)
         return x[: anchor.op.batch_dims] == indices[: anchor.op.batch_dims]
-    return isinstance(anchor.op, (Gather, Pad))
+    if isinstance(anchor.op, Pad):
+        # An empty axis has nothing to repeat: there is no element to read.
+        return 0 in anchor.tensor.static or anchor.op.fills(anchor.inputs[0].tensor.static)
+    return isinstance(anchor.op, Gather)
 
 
 @kernel_for(Gather, GatherElements, GatherNd, Pad, when=serves_gather, readable=any_view)
