@@ -229,3 +229,41 @@ def test_vectors_of_open_sizes_are_data_too() -> None:
         assert z.tolist() == [-d for d in shape]
     assert session.stats["variants"] == 1
     assert session.stats["exact_reason"] == ""
+
+
+LARGE = 1 << 20
+
+
+@pytest.mark.parametrize("specialise", ["off", "now"])
+def test_output_that_is_too_large_is_refused(specialise: str) -> None:
+    inputs = [("x", TensorProto.FLOAT, ["N", 1]), ("y", TensorProto.FLOAT, [1, "M"])]
+    outputs = [("z", TensorProto.FLOAT, ["N", "M"])]
+    model = model_of([helper.make_node("Add", ["x", "y"], ["z"])], inputs, outputs)
+    session = monograph.load(model, specialise=specialise)
+    for n, m in [(3, 4), (LARGE, LARGE), (5, 2)]:
+        feeds = {"x": np.ones((n, 1), np.float32), "y": np.ones((1, m), np.float32)}
+        if n == LARGE:
+            with pytest.raises(FeedError, match="a tensor is too large"):
+                session.run(feeds)
+        else:
+            assert session.run(feeds)[0].tolist() == [[2.0] * m] * n
+    assert not session.stats.get("exact_reason")
+
+
+def test_input_without_memory_that_is_too_large_is_refused() -> None:
+    inputs, outputs = [("x", TensorProto.FLOAT, ["N", "M"])], [("y", TensorProto.FLOAT, [])]
+    node = helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)
+    session = monograph.load(model_of([node], inputs, outputs), specialise="off")
+    assert session.run({"x": np.ones((2, 3), np.float32)})[0] == 6
+    with pytest.raises(FeedError, match="a tensor is too large"):
+        session.run({"x": np.broadcast_to(np.float32(1), (LARGE, LARGE))})
+
+
+@pytest.mark.parametrize("size", [(1 << 31) - 1, 1 << 31, (1 << 33) + 1])
+def test_size_beyond_32_bits_has_exact_code(size: int) -> None:
+    inputs, outputs = [("x", TensorProto.FLOAT, ["N", "M"])], [("y", TensorProto.FLOAT, None)]
+    session = monograph.load(
+        model_of([helper.make_node("Neg", ["x"], ["y"])], inputs, outputs), specialise="off"
+    )
+    for shape in [(2, 3), (size, 0)]:
+        assert session.run({"x": np.zeros(shape, np.float32)})[0].shape == shape

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monograph.ir.size_expressions import Most, SizeExpression, SizeFloor, Symbol
+from monograph.errors import InferError
+from monograph.ir.memory import MAX_TENSOR_BYTES, count_elements
+from monograph.ir.size_expressions import (
+    LEAST,
+    MOST,
+    Most,
+    SizeExpression,
+    SizeFloor,
+    Symbol,
+)
 from monograph.ir.size_guards import described
 from monograph.ir.sizes import SizeScope, is_open
 from monograph.runtime.executable import Executable
@@ -18,11 +27,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 def open_shapes(
     declared: Mapping[str, Sequence[int | str]], given: Shapes, scope: SizeScope
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs with a symbol for each open dimension of 2 or more elements."""
+    """Return the shapes of inputs with a symbol for each open dimension that can have one."""
     symbols: dict[tuple[str, int], int] = {}
 
     def size(dim: int | str, number: int) -> int:
-        if isinstance(dim, int) or number < 2:
+        if isinstance(dim, int) or not LEAST <= number <= MOST:
             return number
         if (dim, number) not in symbols:
             # A model may work although a file gives one name to sizes that differ.
@@ -34,6 +43,17 @@ def open_shapes(
         name: tuple(map(size, declared[name], shape)) if name in declared else shape
         for name, shape in given.items()
     }
+
+
+def check_port(name: str, shape: Sequence[int], itemsize: int) -> None:
+    """Raise an error for a tensor that is too large, as inference does for exact code."""
+    nbytes = count_elements(shape) * itemsize
+    if nbytes > MAX_TENSOR_BYTES:
+        raise InferError(
+            "a tensor is too large",
+            expected=f"at most {MAX_TENSOR_BYTES:,} bytes",
+            given=f"{name}{[*shape]} = {nbytes:,} bytes",
+        )
 
 
 @dataclass(frozen=True)
@@ -129,4 +149,7 @@ class ShapeCode(ABC):
 
     @abstractmethod
     def executable(self, values: Mapping[Symbol, int]) -> Executable:
-        """Return what runs inputs of these sizes."""
+        """Return what runs inputs of these sizes.
+
+        Raises InferError if an input or output is too large.
+        """

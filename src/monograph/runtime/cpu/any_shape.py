@@ -39,7 +39,7 @@ from monograph.runtime.cpu.launch import (
 from monograph.runtime.cpu.native import NativeCode
 from monograph.runtime.executable import ANY_SHAPE, Feeds, Outputs
 from monograph.runtime.progress import Progress, silent
-from monograph.runtime.shape_code import ShapeCode, Shapes, shape_function
+from monograph.runtime.shape_code import ShapeCode, Shapes, check_port, shape_function
 
 if TYPE_CHECKING:
     from monograph.program.program import Program
@@ -164,7 +164,14 @@ class AnyShape(ShapeCode):
             inputs=tuple(map(port, self.layout.inputs)),
             outputs=tuple(map(port, self.layout.outputs)),
         )
-        table = np.array(made[: self._table], np.int64)
+        for p in (*layout.inputs, *layout.outputs):
+            check_port(p.name, p.shape, p.dtype.itemsize)
+        try:
+            table = np.array(made[: self._table], np.int64)
+        except OverflowError:
+            raise ExecutionError(
+                "a run of this size counts too far", expected="numbers of 64 bits"
+            ) from None
         return AnyShapeExecutable(self, layout, table)
 
 

@@ -77,7 +77,10 @@ class Variants:
         for code in self.codes[first:]:
             values = code.bind(shapes)
             if values is not None:
-                return code.executable(values)
+                try:
+                    return code.executable(values)
+                except InferError:
+                    return None  # too large, as the exact graph will tell
         return None
 
     def _read(self, shapes: Shapes) -> Executable | None:

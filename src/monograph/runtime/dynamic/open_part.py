@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from monograph.errors import MonographError
+from monograph.errors import InferError, MonographError
 from monograph.frontend.onnx.size_search import known_sizes
 from monograph.ir import Dim, Graph, Input, TensorType, Type, Value, constant, from_numpy
 from monograph.ir.size_expressions import (
@@ -173,7 +173,10 @@ class OpenPart:
         for code in group.codes:
             values = code.bind(numbers)
             if values is not None:
-                made = self._last[id(code)] = code.executable(values)
+                try:
+                    made = self._last[id(code)] = code.executable(values)
+                except InferError:
+                    return None
                 return made
         return None
 
@@ -201,6 +204,8 @@ class OpenPart:
         try:
             graph = self._graph(data, shapes, _changed(outer, scope))
             code = self._compiler.open_code(graph, scope, shapes)
+        except InferError:
+            return None  # sizes that the part cannot take, as exact code will tell
         except MonographError as e:
             _log.info("a part is compiled for each set of sizes: %s", e)
             group.exact_reason = e.message

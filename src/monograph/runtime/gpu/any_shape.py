@@ -28,7 +28,7 @@ from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.executable import layout_of
 from monograph.runtime.gpu.memory import DeviceConstants
 from monograph.runtime.gpu.run_turns import RunTurns
-from monograph.runtime.shape_code import ShapeCode, shape_function
+from monograph.runtime.shape_code import ShapeCode, check_port, shape_function
 
 _VECTOR = 16
 T = TypeVar("T")
@@ -152,8 +152,11 @@ class AnyShapeGpu(ShapeCode):
                 expected=f"at most {MAX_TENSOR_BYTES:,} bytes",
                 given=f"{arena:,} bytes",
             )
+        layout = self._bound_layout(made)
+        for p in (*layout.inputs, *layout.outputs):
+            check_port(p.name, p.shape, p.dtype.itemsize)
         works = [_bound_launch(work, made) for work in self._works]
-        return self._wrap(AnyShapeProgram(self, self._bound_layout(made), works))
+        return self._wrap(AnyShapeProgram(self, layout, works))
 
     def _bound_layout(self, made: Sequence[int]) -> GpuLayout:
         return replace(
