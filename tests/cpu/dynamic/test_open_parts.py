@@ -361,3 +361,23 @@ def test_rows_of_another_size_do_not_append() -> None:
     assert session.run(feeds)[0].shape == (2, 1)
     with pytest.raises(monograph.errors.MonographError):
         session.run(feeds | {"n": np.array(3)})
+
+
+def test_a_size_that_a_part_cannot_take_changes_nothing_for_others() -> None:
+    text = """
+    g (float[n] x) => (int64[a, b] y) <int64[2] shape = {2, -1}> {
+        t = NonZero(x)
+        y = Reshape(t, shape)
+    }"""
+    session = check(text, [{"x": np.ones(4, np.float32)}], 1)
+    for count in (5, 6, 7, 8):
+        feeds = {"x": np.ones(count, np.float32)}
+        if count % 2:
+            with pytest.raises(monograph.errors.ExecutionError, match="sizes do not divide"):
+                session.run(feeds)
+        else:
+            assert session.run(feeds)[0].tolist() == [
+                [*range(count // 2)],
+                [*range(count // 2, count)],
+            ]
+    assert session.stats["specialisations"] == 1
