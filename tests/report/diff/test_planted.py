@@ -23,6 +23,7 @@ from monograph.report.commands.execute import RunRequest
 from monograph.report.diff.compare import KERNEL, MODEL, REWRITE, DiffResult
 from monograph.report.diff.html import diff_page
 from monograph.report.diff.run import diff_model
+from monograph.report.diff.tensors import source_line
 from tests.report.diff.models import MODELS, save, with_quantised_layer
 
 
@@ -148,3 +149,12 @@ def test_a_quantised_layer_is_named(name: str, twin: bool, tmp_path: Path) -> No
     assert any(n == layer or n.startswith(f"{layer}_") for n in named), named
     assert len(named) <= 4
     assert "the two models differ here" in diff_page(found)
+
+
+def test_the_line_of_a_node_is_in_the_users_program() -> None:
+    library = 'File "/lib/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'
+    own = 'File "/home/a/net.py", line 7, in forward\n    h = self.hidden(x)\n'
+    key = "pkg.torch.onnx.stack_trace"
+    assert source_line({key: own + library}) == "/home/a/net.py:7 in forward: h = self.hidden(x)"
+    assert "linear.py:134" in source_line({key: library})
+    assert source_line({}) == ""

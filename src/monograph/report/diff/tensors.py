@@ -22,6 +22,7 @@ from monograph.runtime.progress import silent
 
 _TRACES = ("pkg.torch.onnx.stack_trace", "stack_trace", "pkg.onnxscript.stack_trace")
 """Keys under which exporters record where in the user's program a node comes from."""
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)\n?(?P<code>.*)')
 
 
@@ -52,11 +53,14 @@ def read_nodes(proto: onnx.ModelProto) -> list[NodeInfo]:
 
 
 def source_line(metadata: Mapping[str, str]) -> str:
-    """Return the innermost recorded line of Python of a node: "FILE:LINE in NAME: CODE"."""
+    """Return the recorded line of Python of a node: "FILE:LINE in NAME: CODE".
+
+    It is the innermost line of the user's program; within a library only if there is no other.
+    """
     for key in _TRACES:
         frames = [*_FRAME.finditer(metadata.get(key, ""))]
         if frames:
-            last = frames[-1]
+            last = ([f for f in frames if not _INSTALLED.search(f["file"])] or frames)[-1]
             code = last["code"].strip()
             return f"{last['file']}:{last['line']} in {last['name']}" + (
                 f": {code}" if code else ""
