@@ -99,7 +99,7 @@ def _save(path: Path, text: str, tensors: dict[str, np.ndarray]) -> None:
 
 
 def _tokenizer(folder: Path) -> None:
-    """Write a tokenizer of single characters, where the package for it is installed."""
+    """Write a tokenizer of single characters and a chat template, where the package is there."""
     try:
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     except ImportError:
@@ -109,3 +109,5 @@ def _tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)

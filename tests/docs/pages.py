@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVER = ("starlette", "uvicorn", "httptools", "orjson", "tritonclient", "openai")
+"""The packages that a server and its clients on the pages need."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>needs|not run): (?P<why>[^>]+) -->\n+)?"
-    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"(?:^ *<!-- (?P<marks>(?:needs|not run|shortened): [^>]+) -->\n+)?"
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -29,6 +33,8 @@ class Block:
     """A key of `NEEDS`: the block runs where this is available."""
     not_run: str = ""
     """The reason why no test runs the block."""
+    shortened: str = ""
+    """Options that tests add to each command, so that it takes less time."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -41,16 +47,21 @@ def blocks(page: Path, language: str) -> list[Block]:
     for match in _FENCE.finditer(text):
         if match["language"] != language:
             continue
-        marks = {(match["mark"] or "").replace(" ", "_"): match["why"] or ""}
-        marks.pop("", None)
+        named = (mark.partition(": ") for mark in (match["marks"] or "").split("; ") if mark)
+        marks = {name.replace(" ", "_"): told for name, _, told in named}
         line = text.count("\n", 0, match.start("text")) + 1
         name = str(page.relative_to(ROOT))
-        found.append(Block(name, line, language, match["text"], **marks))
+        found.append(Block(name, line, language, dedent(match["text"]), **marks))
     return found
 
 
+def has_module(name: str) -> bool:
+    """Return True if a package is installed."""
+    return importlib.util.find_spec(name) is not None
+
+
 def _module(name: str) -> Callable[[], bool]:
-    return lambda: importlib.util.find_spec(name) is not None
+    return lambda: has_module(name)
 
 
 def _has_gpu() -> bool:
@@ -66,6 +77,8 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "torch": lambda: _module("torch")() and _module("triton")(),
     "tokenizers": _module("tokenizers"),
     "onnxruntime": _module("onnxruntime"),
+    "openvino": lambda: _module("onnxruntime")() and _module("openvino")(),
+    "server": lambda: all(map(has_module, SERVER)) and shutil.which("curl") is not None,
     "onnxscript": lambda: _module("torch")() and _module("onnxscript")(),
     "starlette": lambda: _module("starlette")() and _module("httpx")(),
 }
