@@ -6,8 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from benchmarks.decoders import build
 from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}"
+    "{{ raise_exception('no tools') }}{% endif %}<{{ m.role }}> {{ m.content | trim }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
 
 
@@ -77,4 +84,22 @@ def repository(folder: Path) -> Path:
     logarithm(folder / "logarithm" / "any_name.onnx")
     (folder / "monograph.toml").write_text('[models.affine]\nversions = "all"\n')
     (folder / "README.md").write_text("not a model")
+    return folder
+
+
+def characters(path: Path) -> None:
+    """Write a tokenizer in which each token is one character."""
+    known = {chr(32 + i if i < 95 else 0x4E00 + i): i for i in range(4096)}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(path))
+
+
+def language(folder: Path) -> Path:
+    """A folder with a small language model, `llama`."""
+    build(folder / "llama", "tiny-llama")
+    characters(folder / "llama" / "tokenizer.json")
+    (folder / "llama" / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "monograph.toml").write_text("[models.llama]\nmax_length = 96\n")
     return folder

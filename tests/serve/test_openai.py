@@ -12,41 +12,21 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from benchmarks.decoders import build
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from monograph.errors import ModelError
 from monograph.generate import Generator
 from monograph.serve.failures import RequestError
 from monograph.serve.language.chat import ChatTemplate
 from monograph.serve.language.host_sampling import TokenSampling, choose_token
+from tests.serve.models import language
 from tests.serve.process import ServerProcess, serving
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}"
-    "{{ raise_exception('no tools') }}{% endif %}<{{ m.role }}> {{ m.content | trim }}\n"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 PROMPT = "hello"
-
-
-def characters(path: Path) -> None:
-    """Write a tokenizer in which each token is one character."""
-    known = {chr(32 + i if i < 95 else 0x4E00 + i): i for i in range(4096)}
-    tokenizer = Tokenizer(models.WordLevel(known, unk_token=" "))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(path))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("models")
-    build(made / "llama", "tiny-llama")
-    characters(made / "llama" / "tokenizer.json")
-    (made / "llama" / "chat_template.jinja").write_text(TEMPLATE)
-    (made / "monograph.toml").write_text("[models.llama]\nmax_length = 96\n")
-    return made
+    return language(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

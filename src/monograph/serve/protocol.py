@@ -15,7 +15,8 @@ from monograph.runtime.feeds import Port
 from monograph.serve.datatypes import NAMES
 from monograph.serve.failures import Failure, RequestError, invalid, unimplemented
 from monograph.serve.repository import READY, Repository, ServedModel
-from monograph.serve.tensors import TensorModel, tensor_model
+from monograph.serve.served import ServedTensors
+from monograph.serve.tensors import tensor_model
 
 SERVER = "monograph"
 EXTENSIONS = (
@@ -98,8 +99,8 @@ class Protocol2:
     def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return the configuration of a model in the form of Triton."""
         model = self.repository.get(name, version)
-        batch = model.max_batch if isinstance(model, TensorModel) else 0
-        axes = model.axes if isinstance(model, TensorModel) else None
+        batch = model.max_batch if isinstance(model, ServedTensors) else 0
+        axes = model.axes if isinstance(model, ServedTensors) else None
         first = axes is not None and {*axes.inputs.values(), *axes.outputs.values()} == {0}
         all_have = axes is not None and len(axes.inputs) == len(_ports(model)[0])
         skipped = 1 if first and all_have and batch else 0
@@ -199,7 +200,7 @@ class Protocol2:
 
 def _batching(model: ServedModel) -> dict[str, Any]:
     """Return how requests of a model share runs, and what shows that they do not disturb it."""
-    if not isinstance(model, TensorModel):
+    if not isinstance(model, ServedTensors):
         return {"generated_tokens": model.statistics.generated}
     axes = model.axes
     found: dict[str, Any] = {"enabled": axes is not None, "independence": model.independence}
@@ -211,7 +212,7 @@ def _batching(model: ServedModel) -> dict[str, Any]:
 
 
 def _ports(model: object) -> tuple[Sequence[Port], Sequence[Port]]:
-    return (model.inputs, model.outputs) if isinstance(model, TensorModel) else ((), ())
+    return (model.inputs, model.outputs) if isinstance(model, ServedTensors) else ((), ())
 
 
 def _sizes(port: Port) -> list[int]:

@@ -177,7 +177,7 @@ class Repository:
                 old = {**old, found.version: Entry(found, LOADING)}
                 self._entries[name] = old
             try:
-                made[found.version] = Entry(found, READY, "", self._open(found))
+                made[found.version] = Entry(found, READY, "", self.open_model(found))
             except MonographError as e:
                 failed = e
                 kept = before.model if before is not None else None
@@ -195,7 +195,8 @@ class Repository:
         if failed is not None:
             raise failed
 
-    def _open(self, found: Found) -> ServedModel:
+    def open_model(self, found: Found) -> ServedModel:
+        """Load a version of a model."""
         settings = self.settings.for_model(found.name)
         if found.decoder:
             from monograph.serve.language.generation import LanguageModel

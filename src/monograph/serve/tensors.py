@@ -16,6 +16,7 @@ from monograph.serve.failures import Failure, RequestError, invalid
 from monograph.serve.folder import Found
 from monograph.serve.preparation import Preparation
 from monograph.serve.runner import Runner
+from monograph.serve.served import ServedTensors
 from monograph.serve.settings import Limits, ModelSettings
 from monograph.serve.statistics import ModelStatistics
 from monograph.session import Session, load
@@ -26,7 +27,7 @@ MOST_SHAPES = 256
 """The most sets of shapes that a session keeps bound."""
 
 
-class TensorModel:
+class TensorModel(ServedTensors):
     """One version of a model, ready to answer requests."""
 
     def __init__(self, found: Found, settings: ModelSettings, limits: Limits) -> None:
@@ -186,8 +187,8 @@ def _fits(given: tuple[int, ...], shape: tuple[int | str, ...] | None) -> bool:
     return all(have == want or isinstance(want, str) for have, want in pairs)
 
 
-def tensor_model(model: object, name: str) -> TensorModel:
+def tensor_model(model: object, name: str) -> ServedTensors:
     """Return a model that takes tensors; an error for a language model."""
-    if not isinstance(model, TensorModel):
+    if not isinstance(model, ServedTensors):
         raise invalid(f"model {name!r} generates text: send requests to /v1/completions")
     return model

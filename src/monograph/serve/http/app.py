@@ -33,7 +33,7 @@ from monograph.serve.http.status import PAGE, POLICY, status_data
 from monograph.serve.keys import ApiKeys
 from monograph.serve.metrics import Metrics
 from monograph.serve.protocol import Protocol2
-from monograph.serve.tensors import TensorModel
+from monograph.serve.served import ServedTensors
 
 RETRY_AFTER = {Failure.FULL: "1", Failure.UNAVAILABLE: "1"}
 _UNIMPLEMENTED = {
@@ -163,7 +163,7 @@ class HttpApp:
         model = self._protocol.repository.get(name, version)
         call, binary = read_call(body, request.headers.get(HEADER_LENGTH))
         work = self._protocol.infer(name, version, call)
-        short = isinstance(model, TensorModel) and model.short
+        short = isinstance(model, ServedTensors) and model.short
         answer = await (work if short else while_connected(request, work))
         parts, length = write_answer(answer, binary)
         if length is None:

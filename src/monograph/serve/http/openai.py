@@ -26,8 +26,8 @@ from monograph.serve.language.fields import (
     read_messages,
     read_prompts,
 )  # fmt: skip
-from monograph.serve.language.generation import GeneratedToken, LanguageModel, TokenRequest
 from monograph.serve.repository import READY, Repository
+from monograph.serve.served import GeneratedToken, ServedLanguage, TokenRequest
 
 DEFAULT_TEXT_TOKENS = 16
 """The number of new tokens of a completion that names none."""
@@ -64,7 +64,7 @@ class _Work:
     """The generations that a request asks for."""
 
     kind: str
-    model: LanguageModel
+    model: ServedLanguage
     fields: GenerationFields
     requests: list[TokenRequest]
     id: str
@@ -100,16 +100,16 @@ class OpenAI:
 
     def _models(self) -> list[dict[str, Any]]:
         found = [e.model for e in self._repository.entries() if e.state == READY]
-        return [_described(m) for m in found if isinstance(m, LanguageModel)]
+        return [_described(m) for m in found if isinstance(m, ServedLanguage)]
 
-    def _model(self, name: str) -> LanguageModel:
+    def _model(self, name: str) -> ServedLanguage:
         try:
             model = self._repository.get(name)
         except RequestError as e:
             if e.kind is Failure.UNKNOWN:
                 raise RequestError(Failure.UNKNOWN, f"the model {name!r} does not exist") from None
             raise
-        if not isinstance(model, LanguageModel):
+        if not isinstance(model, ServedLanguage):
             raise invalid(f"model {name!r} maps tensors: send requests to /v2/models/{name}/infer")
         return model
 
@@ -148,14 +148,14 @@ def _seeded(fields: GenerationFields, choice: int) -> Any:
     return replace(fields.sampling, seed=(fields.sampling.seed + choice) % (1 << 64))
 
 
-def _described(model: LanguageModel) -> dict[str, Any]:
+def _described(model: ServedLanguage) -> dict[str, Any]:
     return {
         "id": model.name, "object": "model", "created": model.created, "owned_by": "monograph",
         "max_model_len": model.max_length,
     }  # fmt: skip
 
 
-def _chat_prompt(model: LanguageModel, given: Mapping[str, Any]) -> list[int]:
+def _chat_prompt(model: ServedLanguage, given: Mapping[str, Any]) -> list[int]:
     messages = read_messages(given)
     if model.template is None:
         raise invalid(
@@ -168,7 +168,7 @@ def _chat_prompt(model: LanguageModel, given: Mapping[str, Any]) -> list[int]:
     return model.tokenizer.encode(text, special=False)
 
 
-def _prompts(model: LanguageModel, given: Mapping[str, Any]) -> list[list[int]]:
+def _prompts(model: ServedLanguage, given: Mapping[str, Any]) -> list[list[int]]:
     prompts = read_prompts(given)
     if any(isinstance(p, str) and not is_unicode(p) for p in prompts):
         raise FieldError("prompt", "`prompt` must be valid Unicode text")

@@ -7,8 +7,8 @@ from typing import Any
 
 import monograph
 from monograph.serve.repository import Repository, ServedModel
+from monograph.serve.served import ServedTensors
 from monograph.serve.statistics import Histogram
-from monograph.serve.tensors import TensorModel
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -41,7 +41,7 @@ def _of(model: ServedModel) -> dict[str, Any]:
         "tokens": s.generated,
         "latency": _histogram(s.latency),
     }
-    if isinstance(model, TensorModel):
+    if isinstance(model, ServedTensors):
         axes = model.axes
         found["shapes"] = [str(p) for p in (*model.inputs, *model.outputs)]
         found["batching"] = model.independence if axes is not None else f"off: {model.unbatched}"

@@ -22,10 +22,11 @@ import numpy as np
 from monograph.generate import Generator
 from monograph.generate.text import StopFilter, TextStream
 from monograph.ir import Array
-from monograph.serve.failures import Failure, RequestError, as_request_error, invalid
+from monograph.serve.failures import Failure, RequestError, as_request_error
 from monograph.serve.folder import Found
-from monograph.serve.language.chat import ChatTemplate, find_template
-from monograph.serve.language.host_sampling import TokenSampling, choose_token, log_probabilities
+from monograph.serve.language.chat import find_template
+from monograph.serve.language.host_sampling import choose_token, log_probabilities
+from monograph.serve.served import GeneratedToken, ServedLanguage, TokenRequest, check_queue
 from monograph.serve.settings import Limits, ModelSettings
 from monograph.serve.statistics import ModelStatistics
 
@@ -48,30 +49,6 @@ class TokenSource(Protocol):
         """Drop the sequence."""
 
 
-@dataclass(frozen=True)
-class TokenRequest:
-    """A request for the tokens after a prompt."""
-
-    prompt: tuple[int, ...]
-    most: int
-    sampling: TokenSampling = field(default_factory=TokenSampling)
-    stops: tuple[str, ...] = ()
-    top: int | None = None
-    """The number of likeliest tokens whose probabilities are told; None for no probabilities."""
-
-
-@dataclass(frozen=True)
-class GeneratedToken:
-    """A token, the text that is known by it, and probabilities where they are wanted."""
-
-    token: int
-    text: str
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    finish: str | None = None
-    """Set for the last one: "stop" or "length"."""
-
-
 @dataclass
 class _Job:
     request: TokenRequest
@@ -82,7 +59,7 @@ class _Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
-class LanguageModel:
+class LanguageModel(ServedLanguage):
     """One version of a language model, ready to answer requests."""
 
     platform = "monograph_decoder"
@@ -100,7 +77,7 @@ class LanguageModel:
         self.max_length = self._generator.max_length
         self.vocabulary = self._generator.vocabulary
         folder = found.path if found.path.is_dir() else found.path.parent
-        self.template: ChatTemplate | None = find_template(folder)
+        self.template = find_template(folder)
         self._stops = frozenset(self._generator.stop_tokens)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._count = 0
@@ -114,10 +91,6 @@ class LanguageModel:
     def pending(self) -> int:
         """The number of requests that wait or run."""
         return self._count
-
-    def token_text(self, token: int) -> str:
-        """Return the text of one token."""
-        return self.tokenizer.decode([token])
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken, None]:
         """Yield tokens as they are generated; the work ends when the caller does."""
@@ -153,17 +126,8 @@ class LanguageModel:
         """Raise the error of a request that the model cannot take."""
         if self._closed:
             raise RequestError(Failure.UNAVAILABLE, "the model is being unloaded")
-        if self._count >= self._limits.queue:
-            raise RequestError(Failure.FULL, f"{self._count} requests wait for the model")
-        if not request.prompt:
-            raise invalid("the prompt must have at least one token")
-        if len(request.prompt) >= self.max_length:
-            raise invalid(
-                f"the prompt has {len(request.prompt)} tokens; with an answer at most "
-                f"{self.max_length} fit"
-            )
-        if bad := [t for t in request.prompt if not 0 <= t < self.vocabulary]:
-            raise invalid(f"token {bad[0]} is not in the vocabulary of {self.vocabulary}")
+        check_queue(self._count, self._limits)
+        super().check(request)
 
     def _prepare(self) -> None:
         """Compile for all lengths of prompts."""
@@ -196,7 +160,9 @@ class LanguageModel:
         request = job.request
         most = min(request.most, self.max_length - len(request.prompt))
         text, ending = TextStream(self.tokenizer), StopFilter(request.stops)
-        count, last = 0, time.perf_counter()
+        for token in request.continued:
+            ending.put(text.put(token))
+        count, last = len(request.continued), time.perf_counter()
         with closing(self._tokens(request, most)) as tokens:
             for made in tokens:
                 if job.cancelled.is_set():
@@ -205,7 +171,8 @@ class LanguageModel:
                     raise RequestError(Failure.EXPIRED, "the time for generation has passed")
                 count += 1
                 now = time.perf_counter()
-                self.statistics.tokens(now - last, count == 1, time.monotonic() - job.arrived)
+                first = count == len(request.continued) + 1
+                self.statistics.tokens(now - last, first, time.monotonic() - job.arrived)
                 last = now
                 if made.token in self._stops:
                     rest = ending.put(text.end()) + ending.end()
@@ -225,12 +192,15 @@ class LanguageModel:
         """Yield tokens without their text: chosen by the step, or on the host from its logits."""
         source: TokenSource = self._generator
         if request.sampling.plain and request.top is None:
-            with closing(source.stream(request.prompt, most)) as tokens:
+            known = (*request.prompt, *request.continued)
+            with closing(source.stream(known, most - len(request.continued))) as tokens:
                 yield from (GeneratedToken(int(token), "") for token in tokens)
             return
         source.reset()
-        generated: list[int] = []
+        generated = [*request.continued]
         source.append_tokens(request.prompt)
+        for token in generated:  # one by one, as they were generated: the same code, the same bits
+            source.append_tokens([token])
         while True:
             logits = source.get_logits()[0]
             token = choose_token(logits, request.sampling, request.prompt, generated)
