@@ -437,3 +437,24 @@ def test_new_sequences_keep_together() -> None:
     placed = [slots.place([n + 1, 2, 3]) for n in range(4)]
     assert [p.slot.number for p in placed if p is not None] == [0, 1, 2, 3]
     assert slots.place([5]) is None
+
+
+def test_nothing_is_compiled_after_warm_up(folder: Path) -> None:
+    """Steps of 1 to 4 rows, prompts of all lengths, and every kind of sampler."""
+    with Engine(folder, "cpu", slots=4, max_length=SIZE, chunk=16) as engine:
+        engine.warm_up()
+        before = engine.stats["session"]["compiled"]
+        samplers = engine._scheduler._sampler._sessions
+        known = {kind: made.stats["compiled"] for kind, made in samplers.items()}
+        kinds: list[dict[str, float]] = [
+            {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 4},
+            {"presence_penalty": 1.0}, {"temperature": 1.0, "min_p": 0.1, "frequency_penalty": 1.0},
+        ]  # fmt: skip
+        for count in (1, 2, 3, 4):
+            for options in kinds:
+                streams = [engine.submit([n + 1] * (9 * n + 1), 3, **options) for n in range(count)]
+                assert all(len(s.result().tokens) <= 3 for s in streams)
+        assert engine.stats["session"]["compiled"] == before
+        assert {kind: made.stats["compiled"] for kind, made in samplers.items()} == known
+        with pytest.raises(ExecutionError, match="before its first sequence"):
+            engine.warm_up()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-START = 120.0
+START = 300.0
 """The longest wait for a server to be ready, in seconds."""
 
 

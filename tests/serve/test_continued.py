@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from monograph.generate.batching.options import RequestOptions
 from monograph.serve.folder import find_models
 from monograph.serve.language.generation import LanguageModel
-from monograph.serve.language.host_sampling import TokenSampling
 from monograph.serve.served import GeneratedToken, TokenRequest
 from monograph.serve.settings import read_settings
 from tests.serve.models import language
@@ -21,7 +21,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LanguageM
     folder = language(tmp_path_factory.mktemp("models"))
     settings = read_settings(folder)
     found = find_models(settings)["llama"]["1"]
-    made = tuple(LanguageModel(found, settings.for_model("llama"), settings.limits) for _ in "ab")
+    own = replace(settings.for_model("llama"), batch_invariant=True, slots=2)
+    made = tuple(LanguageModel(found, own, settings.limits) for _ in "ab")
     yield made
     for model in made:
         model.close()
@@ -35,9 +36,9 @@ def tokens(model: LanguageModel, request: TokenRequest) -> list[GeneratedToken]:
 
 
 KINDS = {
-    "greedy": TokenSampling(temperature=0),
-    "drawn": TokenSampling(temperature=1.3, top_p=0.9, seed=7),
-    "penalised": TokenSampling(
+    "greedy": RequestOptions(temperature=0),
+    "drawn": RequestOptions(temperature=1.3, top_p=0.9, seed=7),
+    "penalised": RequestOptions(
         temperature=0.7, seed=1, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=1
     ),
 }

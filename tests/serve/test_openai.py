@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 
@@ -17,16 +17,18 @@ from monograph.errors import ModelError
 from monograph.generate import Generator
 from monograph.serve.failures import RequestError
 from monograph.serve.language.chat import ChatTemplate
-from monograph.serve.language.host_sampling import TokenSampling, choose_token
 from tests.serve.models import language
-from tests.serve.process import ServerProcess, serving
+from tests.serve.process import START, ServerProcess, serving
 
 PROMPT = "hello"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return language(tmp_path_factory.mktemp("models"))
+    made = language(tmp_path_factory.mktemp("models"))
+    with (made / "monograph.toml").open("a") as file:
+        file.write("slots = 2\n")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -167,24 +169,87 @@ def test_other_requests_are_refused_in_the_same_form(server: ServerProcess) -> N
             status, {"message", "type", "param", "code"})  # fmt: skip
 
 
-def test_a_client_that_leaves_frees_its_work(server: ServerProcess, client: openai.OpenAI) -> None:
-    def generated() -> int:
-        found = json.loads(server.get("/v2/models/llama/stats")[1])["model_stats"][0]
-        return int(found["generated_tokens"])
+def counts(server: ServerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(server.get("/v2/models/llama/stats")[1])
+    return found["model_stats"][0]
 
+
+def settled(server: ServerProcess) -> dict[str, Any]:
+    """Return the counts when no sequence waits or runs any more."""
+    end = time.monotonic() + START
+    while (found := counts(server))["active"] or found["waiting"]:
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+    return found
+
+
+def send(server: ServerProcess, call: dict[str, Any]) -> socket.socket:
     host, port = server.address.split(":")
-    call = {"model": "llama", "prompt": [5], "max_tokens": 90, "n": 16, "stream": True,
-            "temperature": 1, "logit_bias": {"1": -100}}  # fmt: skip
     body = json.dumps(call).encode()
-    before = generated()
-    with socket.create_connection((host, int(port)), 10) as s:
-        s.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
-            + body
-        )
-        assert s.recv(400)
-    ask(client, max_tokens=1)  # waits behind what is left
-    assert generated() - before < 16 * 80
+    made = socket.create_connection((host, int(port)), 10)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    made.sendall(head + body)
+    return made
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slots(server: ServerProcess, stream: bool) -> None:
+    """Sixteen sequences on two slots: those that run and those that wait end with the client."""
+    call = {"model": "llama", "prompt": [5], "max_tokens": 90, "n": 16, "stream": stream,
+            "temperature": 1, "logit_bias": {"1": -100}}  # fmt: skip
+    before = settled(server)
+    with send(server, call) as s:
+        if stream:
+            assert s.recv(400)
+    after = settled(server)
+    done = {
+        k: after["finished"].get(k, 0) - before["finished"].get(k, 0) for k in after["finished"]
+    }
+    assert sum(done.values()) == after["submitted"] - before["submitted"]
+    assert done["cancelled"] > 0
+    assert after["generated_tokens"] - before["generated_tokens"] < 16 * 90
+
+
+def test_sequences_share_steps(server: ServerProcess, client: openai.OpenAI) -> None:
+    """Two choices on two slots take about as many steps as one, and compile nothing."""
+    before = settled(server)
+    found = ask(client, n=2, max_tokens=40, temperature=1, seed=3, logit_bias={"1": -100})
+    after = settled(server)
+    made = after["generated_tokens"] - before["generated_tokens"]
+    assert made == found.usage.completion_tokens == 80
+    assert after["steps"] - before["steps"] < 60
+    assert after["compiled"] == before["compiled"] == 0
+
+
+def test_a_choice_does_not_depend_on_its_neighbours(client: openai.OpenAI) -> None:
+    """Choice k of seed s is the choice of seed s + k alone."""
+    how = {"temperature": 1.2, "top_p": 0.9, "frequency_penalty": 0.5}
+    together = [c.text for c in ask(client, seed=40, n=4, **how).choices]
+    assert together == [ask(client, seed=40 + k, **how).choices[0].text for k in range(4)]
+
+
+def test_a_full_queue_refuses_all_of_a_request(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "llama").symlink_to(folder / "llama")
+    (tmp_path / "monograph.toml").write_text(
+        "[limits]\nqueue = 4\n[models.llama]\nmax_length = 96\nslots = 1\n"
+    )
+    with serving(tmp_path) as server:
+        call = {"model": "llama", "prompt": [5], "max_tokens": 90, "n": 16}
+        status, body = server.get("/v1/completions", json.dumps(call).encode())
+        assert (status, json.loads(body)["error"]["code"]) == (429, "full")
+        found = settled(server)
+        assert sum(found["finished"].values()) == found["submitted"] < 16
+        call |= {"n": 2, "max_tokens": 2, "logit_bias": {"7": 100}}
+        assert server.get("/v1/completions", json.dumps(call).encode())[0] == 200
+        samples = server.get("/metrics")[1].decode()
+        for name in (
+            'monograph_slots{model="llama",state="all",version="1"} 1.0',
+            'monograph_requests_total{model="llama",outcome="full",version="1"} 1.0',
+            'monograph_first_token_seconds_count{model="llama",version="1"} 2.0',
+            'monograph_inter_token_seconds_count{model="llama",version="1"} 2.0',
+            'monograph_memory_bytes{model="llama",use="cache",version="1"}',
+        ):
+            assert name in samples, name
 
 
 def test_requests_at_the_same_time_do_not_mix(server: ServerProcess) -> None:
@@ -201,20 +266,6 @@ def test_requests_at_the_same_time_do_not_mix(server: ServerProcess) -> None:
             assert found[:3] * 3 == found
 
     asyncio.run(run())  # fmt: skip
-
-
-def test_draws_follow_the_distribution() -> None:
-    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
-
-    def shares(**how: Any) -> np.ndarray:
-        drawn = [choose_token(logits, TokenSampling(seed=s, **how), [0], []) for s in range(4000)]
-        return np.bincount(drawn, minlength=4) / len(drawn)
-
-    np.testing.assert_allclose(shares(), [0.5, 0.3, 0.15, 0.05], atol=0.04)
-    np.testing.assert_allclose(shares(top_p=0.7), [0.625, 0.375, 0, 0], atol=0.04)
-    np.testing.assert_allclose(shares(top_k=2), [0.625, 0.375, 0, 0], atol=0.04)
-    assert shares(temperature=0).tolist() == [1, 0, 0, 0]
-    assert shares(top_p=0).tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ class Metrics(Collector):
                 ("padding_rows", "Rows that were run and belong to no request."),
                 ("tokens", "Generated tokens."),
                 ("compilations", "Sets of shapes that were compiled while serving."),
+                ("prompt_tokens", "Tokens of prompts."),
+                ("reused_prompt_tokens", "Tokens of prompts whose rows were in the cache."),
+                ("steps", "Steps that made tokens."),
             )
         }
         for m in models:
@@ -73,14 +76,18 @@ class Metrics(Collector):
             requests.add_metric([*key, "success"], s.success.count)
             for kind, count in s.failures.items():
                 requests.add_metric([*key, kind], count)
-            for reason, count in s.fallbacks.items():
+            for reason, count in m.fallbacks.items():
                 fallbacks.add_metric([*key, reason], count)
+            counts = m.counts
             for name, value in (
                 ("queue_seconds", s.queue.ns / 1e9),
                 ("run_seconds", s.compute_infer.ns / 1e9),
-                ("padding_rows", s.padding),
+                ("padding_rows", s.padding + counts.get("idle_rows", 0)),
                 ("tokens", s.generated),
-                ("compilations", s.compiled_aside),
+                ("compilations", s.compiled_aside + counts.get("compiled", 0)),
+                ("prompt_tokens", counts.get("prompt_tokens", 0)),
+                ("reused_prompt_tokens", counts.get("reused_tokens", 0)),
+                ("steps", counts.get("steps", 0)),
             ):
                 single[name].add_metric(key, value)
         yield requests
@@ -94,13 +101,29 @@ class Metrics(Collector):
         ready = GaugeMetricFamily(
             "monograph_model_ready", "1 for a model that is ready.", labels=LABELS
         )
+        memory = GaugeMetricFamily(
+            "monograph_memory_bytes", "Memory of a model by its use.", labels=(*LABELS, "use")
+        )
+        slots = GaugeMetricFamily(
+            "monograph_slots", "Slots of a language model: used ones, and all.",
+            labels=(*LABELS, "state"),
+        )  # fmt: skip
+        waiting = GaugeMetricFamily(
+            "monograph_waiting_sequences", "Sequences that wait for a slot.", labels=LABELS
+        )
         for m in models:
-            pending.add_metric([m.name, m.version], m.pending)
+            key = [m.name, m.version]
+            pending.add_metric(key, m.pending)
+            for use, size in m.memory.items():
+                memory.add_metric([*key, use], size)
+            if counts := m.counts:
+                slots.add_metric([*key, "used"], counts["active"])
+                slots.add_metric([*key, "all"], counts["slots"])
+                waiting.add_metric(key, counts["waiting"])
         for entry in self._repository.entries():
             found = entry.found
             ready.add_metric([found.name, found.version], float(entry.model is not None))
-        yield pending
-        yield ready
+        yield from (pending, memory, slots, waiting, ready)
         yield GaugeMetricFamily(
             "monograph_ready", "1 if the server is ready.", value=float(self._repository.ready)
         )

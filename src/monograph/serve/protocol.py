@@ -201,7 +201,7 @@ class Protocol2:
 def _batching(model: ServedModel) -> dict[str, Any]:
     """Return how requests of a model share runs, and what shows that they do not disturb it."""
     if not isinstance(model, ServedTensors):
-        return {"generated_tokens": model.statistics.generated}
+        return {"generated_tokens": model.statistics.generated, **model.counts}
     axes = model.axes
     found: dict[str, Any] = {"enabled": axes is not None, "independence": model.independence}
     if axes is None:

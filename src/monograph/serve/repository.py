@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from monograph.errors import MonographError
 from monograph.serve.failures import Failure, RequestError
@@ -29,6 +30,18 @@ class ServedModel(Protocol):
     @property
     def pending(self) -> int:
         """The number of requests that wait or run."""
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes of the model by their use."""
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Counts of sequences, slots and steps; nothing for a model of tensors."""
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """The runs that did not use the code prepared for them, by reason."""
 
     def close(self) -> None:
         """Refuse what waits, and release code and memory."""

@@ -1,19 +1,19 @@
-"""What protocols need of a model that is served, in this process or on another machine."""
+"""Models that are served, as protocols see them: in this process or on another machine."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monograph.generate.batching.options import RequestOptions
 from monograph.generate.text import Text
 from monograph.ir import Array
 from monograph.runtime.feeds import Port
 from monograph.serve.batches import BatchAxes
 from monograph.serve.failures import Failure, RequestError, invalid
 from monograph.serve.language.chat import ChatTemplate
-from monograph.serve.language.host_sampling import TokenSampling
 from monograph.serve.settings import Limits
 from monograph.serve.statistics import ModelStatistics
 
@@ -51,6 +51,21 @@ class ServedTensors(ABC):
     def pending(self) -> int:
         """The number of requests that wait or run."""
 
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes of the model by their use; nothing for a model elsewhere."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Nothing: the model makes no tokens."""
+        return {}
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """The runs that did not use the code prepared for them, by reason."""
+        return self.statistics.fallbacks
+
     @abstractmethod
     async def infer(self, feeds: Mapping[str, Any], deadline: float) -> list[Array]:
         """Return the outputs for the inputs of a request, in model order."""
@@ -67,12 +82,14 @@ class TokenRequest:
     prompt: tuple[int, ...]
     most: int
     """The most tokens after the prompt, `continued` included."""
-    sampling: TokenSampling = field(default_factory=TokenSampling)
+    sampling: RequestOptions = field(default_factory=RequestOptions)
     stops: tuple[str, ...] = ()
     top: int | None = None
     """The number of likeliest tokens whose probabilities are told; None for no probabilities."""
     continued: tuple[int, ...] = ()
     """Tokens after the prompt that a broken stream has given; the next ones follow them."""
+    client: str = ""
+    """Requests of different clients take turns."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,21 @@ class GeneratedToken:
     top: tuple[tuple[int, float], ...] = ()
     finish: str | None = None
     """Set for the last one: "stop" or "length"."""
+
+
+class Generation:
+    """A sequence that was submitted: its tokens as they come, and its end."""
+
+    def __init__(
+        self, tokens: AsyncGenerator[GeneratedToken, None], end: Callable[[], None] | None = None
+    ) -> None:
+        self.tokens = tokens
+        self._end = end
+
+    def end(self) -> None:
+        """End the work for the sequence, also if nobody has asked for its tokens."""
+        if self._end is not None:
+            self._end()
 
 
 class ServedLanguage(ABC):
@@ -108,6 +140,27 @@ class ServedLanguage(ABC):
     @abstractmethod
     def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken, None]:
         """Yield tokens as they are generated; the work ends when the caller does."""
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes of the model by their use; nothing for a model elsewhere."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Counts of sequences, slots and steps; nothing for a model elsewhere."""
+        return {}
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """The runs that did not use the code prepared for them, by reason."""
+        return self.statistics.fallbacks
+
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Generation]:
+        """Begin several requests, all or none; raise the error of one that cannot be taken."""
+        for request in requests:
+            self.check(request)
+        return [Generation(self.generate(request)) for request in requests]
 
     @abstractmethod
     def close(self) -> None:

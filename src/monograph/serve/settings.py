@@ -72,10 +72,15 @@ class ModelSettings:
     """A file (.npz) of inputs to run before the model is ready, beside the settings."""
     max_length: int | None = None
     """The most tokens of a sequence of a language model."""
+    slots: int = 8
+    """The most sequences that a language model generates at once."""
+    batch_invariant: bool = False
+    """Give a sequence of a language model the same bits whatever runs beside it; slower prompts."""
 
     def __post_init__(self) -> None:
-        if self.max_batch < 1:
-            raise ConfigError("`max_batch` must be at least 1", given=self.max_batch)
+        for name in ("max_batch", "slots"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"`{name}` must be at least 1", given=getattr(self, name))
         known = isinstance(self.versions, list) or self.versions in ("latest", "all")
         if not known:
             raise ConfigError(

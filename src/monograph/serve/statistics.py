@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 
 @dataclass
@@ -137,3 +139,19 @@ class ModelStatistics:
                 for rows, took in sorted(self.batches.items())
             ],
         }
+
+
+def memory_of(stats: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes that the statistics of a session tell, by their use."""
+    return {
+        "weights": int(stats.get("constant_bytes", 0)),
+        "temporaries": int(stats.get("peak_bytes", 0)),
+    }
+
+
+def fallbacks_of(stats: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, int]:
+    """Return the fallbacks of a server and those of its session, by reason."""
+    found = Counter(own)
+    for reason, count in (stats.get("fallbacks") or {}).items():
+        found[str(reason)] += int(count)
+    return dict(found)

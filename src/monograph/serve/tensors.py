@@ -18,7 +18,7 @@ from monograph.serve.preparation import Preparation
 from monograph.serve.runner import Runner
 from monograph.serve.served import ServedTensors
 from monograph.serve.settings import Limits, ModelSettings
-from monograph.serve.statistics import ModelStatistics
+from monograph.serve.statistics import ModelStatistics, fallbacks_of, memory_of
 from monograph.session import Session, load
 
 MOST_DIFFERENCE = 1e-3
@@ -80,6 +80,17 @@ class TensorModel(ServedTensors):
     def pending(self) -> int:
         """The number of requests that wait or run."""
         return self.runner.pending
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The bytes of the model by their use."""
+        found = memory_of(self.session.stats)
+        return {**found, "queue": self.runner.waiting_bytes}
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """The runs that did not use the code prepared for them, by reason."""
+        return fallbacks_of(self.session.stats, self.statistics.fallbacks)
 
     async def infer(self, feeds: Mapping[str, Any], deadline: float) -> list[Array]:
         """Return the outputs for the inputs of a request, in model order."""

@@ -130,11 +130,22 @@ class Engine:
         return self._text
 
     @property
-    def stats(self) -> dict[str, Any]:
-        """Counts since the start: sequences, tokens, steps, reused prefixes; `session` has more."""
+    def stop_tokens(self) -> StopTokens:
+        """The ids and texts that end a sequence whose `submit` names none."""
+        return self._stop
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Counts since the start: sequences, tokens, steps, reused prefixes."""
         with self._scheduler.lock:
             found = asdict(self._scheduler.counters)
             found |= {"waiting": len(self._scheduler.waiting), "active": self._scheduler.active}
+        return found
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The counts, the size of the caches, and under `session` those of the compiled code."""
+        found = self.counts
         found |= {"slots": self.slots, "together": self.together, "cache_bytes": self.cache_bytes}
         return {**found, "session": self._body.session.stats}
 
@@ -209,6 +220,14 @@ class Engine:
             return stream.result()
         finally:
             stream.cancel()
+
+    def warm_up(self) -> None:
+        """Compile everything that sequences can need, before the first is submitted."""
+        with self._work:
+            self._check_open()
+            if self._scheduler.counters.submitted:
+                raise ExecutionError("an engine warms up before its first sequence")
+        self._scheduler.warm_up()
 
     def close(self) -> None:
         """End all sequences with an error, and release the caches."""

@@ -219,7 +219,10 @@ class Request:
     def _texts(self) -> tuple[TextStream, StopFilter] | None:
         if self.text is None:
             return None
-        return TextStream(self.text), StopFilter(self.stop.texts)
+        stream, ending = TextStream(self.text), StopFilter(self.stop.texts)
+        for token in self.tokens[self.prompt - self.continued : self.prompt]:
+            ending.put(stream.put(token))  # an earlier sequence has shown this text
+        return stream, ending
 
     def shown(self, token: int) -> tuple[str, bool]:
         """Return the text that a token completes, and whether a stop text ended it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +48,17 @@ class SampledRow(Protocol):
         """The numbers added to logits, f32[vocabulary]."""
 
 
+class _NoTokens:
+    """An empty sequence."""
+
+    length = 0
+
+    def __init__(self, options: RequestOptions, vocabulary: int) -> None:
+        self.options = options
+        self.seen: Array = np.zeros(vocabulary, np.uint8)
+        self.bias: Array = np.zeros(vocabulary, np.float32)
+
+
 class RowSampler:
     """Samplers by kind, each a small session on the target of the decoder."""
 
@@ -70,6 +82,18 @@ class RowSampler:
         feeds |= {n: self._arrays.put(x) for n, x in self._data(kind, rows).items()}
         made = dict(zip((p.name for p in session.outputs), session.run(feeds), strict=True))
         return [int(t) for t in self._arrays.get(made[CHOSEN])]
+
+    def warm_up(self, logits: Any) -> None:
+        """Compile the samplers of all kinds for this many rows."""
+        for drawn, limited, adjusted in product((True, False), repeat=3):
+            if drawn or not limited:
+                chosen = RequestOptions(
+                    temperature=float(drawn),
+                    top_p=0.5 if limited else 1.0,
+                    frequency_penalty=float(adjusted),
+                )
+                first = _NoTokens(chosen, self._vocabulary)
+                self.choose(logits, [first, *[None] * (len(logits) - 1)])
 
     def _session(self, kind: RowSamplerKind) -> Session:
         if kind not in self._sessions:

@@ -45,6 +45,8 @@ class BatchCounters:
     steps: int = 0
     step_rows: int = 0
     """Rows of all steps, those without a sequence too."""
+    idle_rows: int = 0
+    """Rows of steps without a sequence."""
     generated_tokens: int = 0
 
 
@@ -124,6 +126,18 @@ class Scheduler:
             self._fail(request, error)
 
     # Called by one thread
+
+    def warm_up(self) -> None:
+        """Run every executable of steps and prompts on empty slots, and every sampler."""
+        body, one = self._body, np.ones(1, np.int64)
+        if not self._invariant:
+            for size in {body.bucket(n, body.maximum) for n in range(1, self._chunk + 1)}:
+                tokens = np.zeros((1, size), np.int64)
+                self._sampler.warm_up(body.run(0, tokens, np.zeros(1, np.int64), one))
+        whole = self._invariant and body.together
+        for rows in (body.slots,) if whole else body.row_buckets:
+            places, count = np.zeros(rows, np.int64), np.ones(rows, np.int64)
+            self._sampler.warm_up(body.run(0, np.zeros((rows, 1), np.int64), places, count))
 
     def turn(self) -> None:
         """End what is over, admit what fits, and run at most one part of a prompt and one step."""
@@ -231,6 +245,7 @@ class Scheduler:
             wanted[row] = request if request.left == 1 else None
         self.counters.steps += 1
         self.counters.step_rows += rows
+        self.counters.idle_rows += rows - len(numbers)
         count = np.ones(rows, np.int64)
         self._run(
             [*numbers.values()],

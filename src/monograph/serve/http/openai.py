@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from monograph.generate.batching.options import RequestOptions
 from monograph.generate.text import is_unicode
 from monograph.serve.failures import Failure, RequestError, as_request_error, invalid
 from monograph.serve.http.routing import as_json, only, read_object, while_connected
@@ -27,7 +30,7 @@ from monograph.serve.language.fields import (
     read_prompts,
 )  # fmt: skip
 from monograph.serve.repository import READY, Repository
-from monograph.serve.served import GeneratedToken, ServedLanguage, TokenRequest
+from monograph.serve.served import GeneratedToken, Generation, ServedLanguage, TokenRequest
 
 DEFAULT_TEXT_TOKENS = 16
 """The number of new tokens of a completion that names none."""
@@ -66,14 +69,10 @@ class _Work:
     kind: str
     model: ServedLanguage
     fields: GenerationFields
-    requests: list[TokenRequest]
+    generations: list[Generation]
+    prompt_tokens: int
     id: str
     created: int
-
-    @property
-    def prompt_tokens(self) -> int:
-        prompts = self.requests[:: self.fields.choices]
-        return sum(len(r.prompt) for r in prompts)
 
 
 class OpenAI:
@@ -116,12 +115,15 @@ class OpenAI:
     async def _generate(self, request: Request, kind: str) -> Response:
         only(request, "POST")
         given = await read_object(request, self._limits)
-        work = self._work(given, kind)
+        work = self._work(given, kind, client_of(request))
         if work.fields.stream:
-            return StreamingResponse(_events(work), media_type="text/event-stream")
-        return as_json(await while_connected(request, _whole(work)))
+            return _EventStream(work)
+        try:
+            return as_json(await while_connected(request, _whole(work)))
+        finally:
+            _end(work)
 
-    def _work(self, given: Mapping[str, Any], kind: str) -> _Work:
+    def _work(self, given: Mapping[str, Any], kind: str, client: str) -> _Work:
         name = given.get("model")
         if not isinstance(name, str):
             raise FieldError("model", "`model` must be the name of a model")
@@ -130,22 +132,30 @@ class OpenAI:
         prompts = [_chat_prompt(model, given)] if kind == CHAT else _prompts(model, given)
         default = self._limits.tokens if kind == CHAT else DEFAULT_TEXT_TOKENS
         most = min(default if fields.most is None else fields.most, self._limits.tokens)
-        requests = [
-            TokenRequest(tuple(prompt), most, _seeded(fields, i), fields.stops, fields.top)
+        generations = model.submit([
+            TokenRequest(
+                tuple(prompt), most, _seeded(fields, i), fields.stops, fields.top, client=client
+            )
             for prompt in prompts
             for i in range(fields.choices)
-        ]
-        for wanted in requests:
-            model.check(wanted)
+        ])  # fmt: skip
         prefix = "chatcmpl" if kind == CHAT else "cmpl"
         id_ = f"{prefix}-{secrets.token_hex(12)}"
-        return _Work(kind, model, fields, requests, id_, int(time.time()))
+        length = sum(map(len, prompts))
+        return _Work(kind, model, fields, generations, length, id_, int(time.time()))
 
 
-def _seeded(fields: GenerationFields, choice: int) -> Any:
-    from dataclasses import replace
+def client_of(request: Request) -> str:
+    """Return a name for the client of a request: its key, or its host."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key")
+    if key:
+        return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    return request.client.host if request.client else ""
 
-    return replace(fields.sampling, seed=(fields.sampling.seed + choice) % (1 << 64))
+
+def _seeded(fields: GenerationFields, choice: int) -> RequestOptions:
+    """Return the options of one choice: each has a seed of its own."""
+    return replace(fields.sampling, seed=(fields.sampling.seed + choice) & 0xFFFFFFFF)
 
 
 def _described(model: ServedLanguage) -> dict[str, Any]:
@@ -176,19 +186,17 @@ def _prompts(model: ServedLanguage, given: Mapping[str, Any]) -> list[list[int]]
 
 
 async def _whole(work: _Work) -> dict[str, Any]:
-    """Return a whole answer."""
+    """Return a whole answer; an error of one choice ends them all."""
 
-    async def one(index: int, wanted: TokenRequest) -> _Choice:
+    async def one(index: int, generation: Generation) -> _Choice:
         choice = _Choice(index)
-        async with aclosing(work.model.generate(wanted)) as tokens:
+        async with aclosing(generation.tokens) as tokens:
             async for token in tokens:
                 choice.tokens.append(token)
                 choice.finish = token.finish
         return choice
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(i, r)) for i, r in enumerate(work.requests)]
-    choices = [task.result() for task in tasks]
+    choices = await asyncio.gather(*[one(i, g) for i, g in enumerate(work.generations)])
     made = sum(len(c.tokens) for c in choices)
     return {
         **_head(work, "chat.completion" if work.kind == CHAT else "text_completion"),
@@ -216,21 +224,40 @@ def _choice(work: _Work, choice: _Choice) -> dict[str, Any]:
     return found
 
 
+class _EventStream(StreamingResponse):
+    """An answer as server-sent events; its work ends with it, also if it never begins."""
+
+    def __init__(self, work: _Work) -> None:
+        super().__init__(_events(work), media_type="text/event-stream")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _end(self._work)
+
+
+def _end(work: _Work) -> None:
+    for generation in work.generations:
+        generation.end()
+
+
 async def _events(work: _Work) -> AsyncIterator[bytes]:
     """Yield the parts of an answer as server-sent events; an error is the last one."""
-    merged: asyncio.Queue[tuple[int, GeneratedToken] | BaseException] = asyncio.Queue()
+    merged: asyncio.Queue[tuple[int, GeneratedToken] | Exception] = asyncio.Queue()
 
-    async def one(index: int, wanted: TokenRequest) -> None:
+    async def one(index: int, generation: Generation) -> None:
         try:
-            async with aclosing(work.model.generate(wanted)) as tokens:
+            async with aclosing(generation.tokens) as tokens:
                 async for token in tokens:
-                    await merged.put((index, token))
+                    merged.put_nowait((index, token))
         except Exception as error:
-            await merged.put(error)
+            merged.put_nowait(error)
 
     kind = "chat.completion.chunk" if work.kind == CHAT else "text_completion"
     head = _head(work, kind) | ({"usage": None} if work.fields.usage else {})
-    tasks = [asyncio.create_task(one(i, r)) for i, r in enumerate(work.requests)]
+    tasks = [asyncio.create_task(one(i, g)) for i, g in enumerate(work.generations)]
     made, open_ = 0, len(tasks)
     try:
         if work.kind == CHAT:
@@ -240,7 +267,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
                 yield _event(head | {"choices": [first]})
         while open_:
             found = await merged.get()
-            if isinstance(found, BaseException):
+            if isinstance(found, Exception):
                 yield _event(openai_error(as_request_error(found)))
                 return
             index, token = found

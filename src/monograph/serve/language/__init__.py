@@ -1,1 +1,1 @@
-"""Language models of a server: their queue, sampling on the host, and chat templates."""
+"""Language models of a server: their engines, fields of requests, and chat templates."""

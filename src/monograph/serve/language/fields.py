@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monograph.generate.batching.options import RequestOptions
 from monograph.serve.failures import Failure, RequestError
-from monograph.serve.language.host_sampling import TokenSampling
 
 MOST_CHOICES, MOST_STOPS, MOST_TOP = 16, 16, 20
 CHAT, TEXT = "chat", "text"
@@ -48,11 +48,12 @@ class GenerationFields:
     """The fields that requests for chats and for texts share."""
 
     model: str
-    sampling: TokenSampling
+    sampling: RequestOptions
     most: int | None
     stops: tuple[str, ...]
     choices: int
     top: int | None
+    """The number of likeliest tokens to tell; None for no probabilities."""
     stream: bool
     usage: bool
     """True if a stream ends with a part that has the usage."""
@@ -87,13 +88,13 @@ def read_fields(given: Mapping[str, Any], kind: str, vocabulary: int) -> Generat
     )
 
 
-def _sampling(found: Mapping[str, Any], vocabulary: int) -> TokenSampling:
+def _sampling(found: Mapping[str, Any], vocabulary: int) -> RequestOptions:
     def number(name: str, least: float, most: float, default: float) -> float:
         given = _number(found, name, float, least, most)
         return default if given is None else given
 
     seed = _number(found, "seed", int, -(1 << 63), (1 << 64) - 1)
-    return TokenSampling(
+    return RequestOptions(
         temperature=number("temperature", 0, 2, 1.0),
         top_p=number("top_p", 0, 1, 1.0),
         top_k=_number(found, "top_k", int, 0, 1 << 31) or 0,
@@ -101,8 +102,13 @@ def _sampling(found: Mapping[str, Any], vocabulary: int) -> TokenSampling:
         frequency_penalty=number("frequency_penalty", -2, 2, 0.0),
         presence_penalty=number("presence_penalty", -2, 2, 0.0),
         logit_bias=_biases(found, vocabulary),
-        seed=secrets.randbits(63) if seed is None else seed % (1 << 64),
+        seed=secrets.randbits(32) if seed is None else _folded(seed % (1 << 64)),
     )
+
+
+def _folded(seed: int) -> int:
+    """Return a seed of 32 bits; a small one is itself."""
+    return (seed ^ seed >> 32) & 0xFFFFFFFF
 
 
 def _number(found: Mapping[str, Any], name: str, kind: Any, least: float, most: float) -> Any:

@@ -1,62 +1,25 @@
-"""A language model of a server: requests wait in a queue and give tokens one by one.
-
-The decoder is behind `TokenSource`, which `Generator` satisfies: one sequence at a time.
-"""
+"""A language model of a server: its engine, and the tokens of requests as they come."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import queue
-import threading
 import time
-from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator, Sequence
-from collections.abc import Generator as Generated
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from contextlib import aclosing
+from dataclasses import fields, replace
+from typing import Any
 
-import numpy as np
-
-from monograph.generate import Generator
-from monograph.generate.text import StopFilter, TextStream
-from monograph.ir import Array
+from monograph.errors import ExecutionError
+from monograph.generate import Engine, QueueFullError, TokenEvent, TokenStream
+from monograph.generate.batching.events import CANCELLED
+from monograph.generate.prompts import StopTokens
 from monograph.serve.failures import Failure, RequestError, as_request_error
 from monograph.serve.folder import Found
 from monograph.serve.language.chat import find_template
-from monograph.serve.language.host_sampling import choose_token, log_probabilities
-from monograph.serve.served import GeneratedToken, ServedLanguage, TokenRequest, check_queue
+from monograph.serve.served import GeneratedToken, Generation, ServedLanguage, TokenRequest
 from monograph.serve.settings import Limits, ModelSettings
-from monograph.serve.statistics import ModelStatistics
+from monograph.serve.statistics import ModelStatistics, fallbacks_of, memory_of
 
-_log = logging.getLogger("monograph.serve")
-
-
-class TokenSource(Protocol):
-    """The parts of a decoder that a server uses."""
-
-    def append_tokens(self, tokens: Sequence[int]) -> None:
-        """Run the decoder on tokens, behind those that it has."""
-
-    def get_logits(self) -> Array:
-        """Return the logits of the next token, [1, vocabulary]."""
-
-    def stream(self, prompt: Sequence[int], max_new_tokens: int) -> Any:
-        """Yield the most likely tokens after a prompt."""
-
-    def reset(self) -> None:
-        """Drop the sequence."""
-
-
-@dataclass
-class _Job:
-    request: TokenRequest
-    loop: AbstractEventLoop
-    found: asyncio.Queue[GeneratedToken | RequestError]
-    arrived: float
-    deadline: float
-    cancelled: threading.Event = field(default_factory=threading.Event)
+_POLL = 0.02
 
 
 class LanguageModel(ServedLanguage):
@@ -69,155 +32,162 @@ class LanguageModel(ServedLanguage):
         self.created = int(found.path.stat().st_mtime)
         self.statistics = ModelStatistics()
         self._limits = limits
-        self._generator = Generator(
-            found.path, settings.target, max_length=settings.max_length, logits=True,
-            temperature=0.0, threads=settings.threads,
+        self.engine = Engine(
+            found.path, settings.target, slots=settings.slots, max_length=settings.max_length,
+            queue=limits.queue, batch_invariant=settings.batch_invariant, threads=settings.threads,
         )  # fmt: skip
-        self.tokenizer = self._generator.tokenizer
-        self.max_length = self._generator.max_length
-        self.vocabulary = self._generator.vocabulary
+        self.tokenizer = self.engine.tokenizer
+        self.max_length = self.engine.max_length
+        self.vocabulary = self.engine.vocabulary
         folder = found.path if found.path.is_dir() else found.path.parent
         self.template = find_template(folder)
-        self._stops = frozenset(self._generator.stop_tokens)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._count = 0
-        """The number of requests that wait or run."""
+        """The sequences that wait or run."""
         self._closed = False
-        self._prepare()
-        self._thread = threading.Thread(target=self._work, name=f"run {self.name}", daemon=True)
-        self._thread.start()
+        self.engine.warm_up()
+        self._compiled = int(self.engine.stats["session"]["compiled"])
 
     @property
     def pending(self) -> int:
-        """The number of requests that wait or run."""
+        """The number of sequences that wait or run."""
         return self._count
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The bytes of the model by their use."""
+        return {**memory_of(self.engine.stats["session"]), "cache": self.engine.cache_bytes}
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Counts of sequences, slots and steps."""
+        compiled = self.engine.stats["session"]["compiled"] - self._compiled
+        return {**self.engine.counts, "slots": self.engine.slots, "compiled": compiled}
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        """The runs that did not use the code prepared for them, by reason."""
+        return fallbacks_of(self.engine.stats["session"], self.statistics.fallbacks)
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken, None]:
         """Yield tokens as they are generated; the work ends when the caller does."""
-        self.check(request)
-        now = time.monotonic()
-        job = _Job(
-            request, asyncio.get_running_loop(), asyncio.Queue(), now,
-            now + self._limits.generation_seconds,
-        )  # fmt: skip
-        self._count += 1
-        self._jobs.put(job)
+        (made,) = self.submit([request])
         try:
-            while True:
-                found = await job.found.get()
-                if isinstance(found, RequestError):
-                    raise found
-                yield found
-                if found.finish is not None:
-                    return
+            async with aclosing(made.tokens) as tokens:
+                async for token in tokens:
+                    yield token
         finally:
-            job.cancelled.set()
+            made.end()
+
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Generation]:
+        """Begin several requests, all or none; raise the error of one that cannot be taken."""
+        for request in requests:
+            self.check(request)
+        made: list[_Sequence] = []
+        try:
+            for request in requests:
+                made.append(_Sequence(self, self._stream(request)))
+        except ExecutionError as error:
+            for sequence in made:
+                sequence.stream.cancel()
+            if not isinstance(error, QueueFullError):
+                raise self.failure(error) from error
+            self.statistics.failed(Failure.FULL.name.lower(), 0.0)
+            raise RequestError(Failure.FULL, f"the queue of the model is full: {error}") from None
+        self._count += len(made)
+        return [Generation(sequence.tokens(), sequence.end) for sequence in made]
+
+    def ended(self) -> None:
+        """Count one sequence less."""
+        self._count -= 1
 
     def close(self) -> None:
         """End after the requests that wait; those that take too long are cut off."""
         end = time.monotonic() + self._limits.drain_seconds
         while self._count and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(_POLL)
         self._closed = True
-        self._jobs.put(None)
-        self._thread.join(self._limits.drain_seconds)
+        self.engine.close()
 
     def check(self, request: TokenRequest) -> None:
         """Raise the error of a request that the model cannot take."""
         if self._closed:
             raise RequestError(Failure.UNAVAILABLE, "the model is being unloaded")
-        check_queue(self._count, self._limits)
         super().check(request)
 
-    def _prepare(self) -> None:
-        """Compile for all lengths of prompts."""
-        room = self.max_length - 4
-        for length in sorted({min(b, room) for b in self._generator.engine.buckets if b <= room}):
-            self._generator.warm_up(max(length, 1))
-        self._generator.append_tokens([0])
-        self._generator.append_tokens([0])
-        self._generator.get_logits()
-        self._generator.reset()
+    def failure(self, error: ExecutionError) -> RequestError:
+        """Return an error of the engine as that of a request."""
+        if self._closed:
+            return RequestError(Failure.UNAVAILABLE, "the model is being unloaded")
+        return as_request_error(error)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            started = time.monotonic()
-            self.statistics.queue.add(started - job.arrived)
-            try:
-                self._run(job)
-                self.statistics.succeeded(time.monotonic() - job.arrived)
-            except Exception as error:
-                found = as_request_error(error)
-                if found.kind is Failure.INTERNAL:
-                    _log.exception("a generation failed", exc_info=error)
-                self.statistics.failed(found.kind.name.lower(), time.monotonic() - job.arrived)
-                self._put(job, found)
-            finally:
-                self._count -= 1
+    def _stream(self, request: TokenRequest) -> TokenStream:
+        own = self.engine.stop_tokens
+        options = replace(request.sampling, logprobs=request.top)
+        room = self.max_length - len(request.prompt)
+        return self.engine.submit(
+            [*request.prompt, *request.continued],
+            min(request.most, room) - len(request.continued),
+            stop=StopTokens(own, (*own.texts, *request.stops)),
+            **{f.name: getattr(options, f.name) for f in fields(options)},
+            deadline=self._limits.generation_seconds,
+            client=request.client,
+            continued=len(request.continued),
+        )
 
-    def _run(self, job: _Job) -> None:
-        """Generate the tokens of a request until it ends or nobody waits for it."""
-        request = job.request
-        most = min(request.most, self.max_length - len(request.prompt))
-        text, ending = TextStream(self.tokenizer), StopFilter(request.stops)
-        for token in request.continued:
-            ending.put(text.put(token))
-        count, last = len(request.continued), time.perf_counter()
-        with closing(self._tokens(request, most)) as tokens:
-            for made in tokens:
-                if job.cancelled.is_set():
+
+class _Sequence:
+    """One sequence of a request: its tokens as they come, and its end."""
+
+    def __init__(self, model: LanguageModel, stream: TokenStream) -> None:
+        self._model, self.stream = model, stream
+        self._arrived = time.monotonic()
+        self._ended = False
+
+    async def tokens(self) -> AsyncGenerator[GeneratedToken, None]:
+        """Yield the tokens; the slot of the sequence is free when this ends."""
+        last, first = self._arrived, True
+        try:
+            async for event in self.stream:
+                if event.id is None and event.finish_reason == CANCELLED:
                     return
-                if time.monotonic() > job.deadline:
+                if event.id is None:
                     raise RequestError(Failure.EXPIRED, "the time for generation has passed")
-                count += 1
-                now = time.perf_counter()
-                first = count == len(request.continued) + 1
-                self.statistics.tokens(now - last, first, time.monotonic() - job.arrived)
-                last = now
-                if made.token in self._stops:
-                    rest = ending.put(text.end()) + ending.end()
-                    self._put(job, GeneratedToken(made.token, rest, finish="stop"))
-                    return
-                piece = ending.put(text.put(made.token))
-                finish = "stop" if ending.ended else None
-                if finish is None and count == most:
-                    piece += ending.put(text.end()) + ending.end()
-                    finish = "length"
-                done = GeneratedToken(made.token, piece, made.logprob, made.top, finish)
-                self._put(job, done)
-                if finish is not None:
-                    return
+                now = time.monotonic()
+                self._model.statistics.tokens(now - last, first, now - self._arrived)
+                first, last = False, now
+                if event.finish_reason is not None:
+                    self._end("")
+                yield self._token(event.id, event)
+        except RequestError as error:
+            self._end(error.kind.name.lower())
+            raise
+        except ExecutionError as error:
+            found = self._model.failure(error)
+            self._end(found.kind.name.lower())
+            raise found from error
+        finally:
+            self._end(CANCELLED)
 
-    def _tokens(self, request: TokenRequest, most: int) -> Generated[GeneratedToken]:
-        """Yield tokens without their text: chosen by the step, or on the host from its logits."""
-        source: TokenSource = self._generator
-        if request.sampling.plain and request.top is None:
-            known = (*request.prompt, *request.continued)
-            with closing(source.stream(known, most - len(request.continued))) as tokens:
-                yield from (GeneratedToken(int(token), "") for token in tokens)
+    def end(self) -> None:
+        """End the work for the sequence, once."""
+        self._end(CANCELLED)
+
+    def _end(self, failure: str) -> None:
+        if self._ended:
             return
-        source.reset()
-        generated = [*request.continued]
-        source.append_tokens(request.prompt)
-        for token in generated:  # one by one, as they were generated: the same code, the same bits
-            source.append_tokens([token])
-        while True:
-            logits = source.get_logits()[0]
-            token = choose_token(logits, request.sampling, request.prompt, generated)
-            generated.append(token)
-            yield self._with_probabilities(token, logits, request.top)
-            if len(generated) == most:
-                return
-            source.append_tokens([token])
+        self._ended = True
+        self.stream.cancel()
+        self._model.ended()
+        took = time.monotonic() - self._arrived
+        if failure:
+            self._model.statistics.failed(failure, took)
+        else:
+            self._model.statistics.succeeded(took)
 
-    def _with_probabilities(self, token: int, logits: Array, top: int | None) -> GeneratedToken:
-        if top is None:
-            return GeneratedToken(token, "")
-        found = log_probabilities(logits)
-        order = np.lexsort((np.arange(len(found)), -found))[:top]
-        likely = tuple((int(t), float(found[t])) for t in order)
-        return GeneratedToken(token, "", float(found[token]), likely)
-
-    def _put(self, job: _Job, found: GeneratedToken | RequestError) -> None:
-        if not job.loop.is_closed():
-            job.loop.call_soon_threadsafe(job.found.put_nowait, found)
+    def _token(self, token: int, event: TokenEvent) -> GeneratedToken:
+        """Return a token; one that only ends the text has no probability."""
+        if token in self._model.engine.stop_tokens:
+            return GeneratedToken(token, event.text, finish=event.finish_reason)
+        return GeneratedToken(
+            token, event.text, event.logprob, event.top_logprobs, event.finish_reason
+        )

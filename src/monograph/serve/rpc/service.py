@@ -28,6 +28,8 @@ UNIMPLEMENTED = (
     "TraceSetting", "LogSettings",
 )  # fmt: skip
 """Methods of extensions that this server does not have."""
+STATISTICS = {field.name for field in MESSAGES["ModelStatistics"].DESCRIPTOR.fields}
+"""The statistics that the protocol knows; HTTP has more."""
 Context = Any
 FINAL = "triton_enable_empty_final_response"
 """The parameter by which a client asks for a mark on the last answer of a request."""
@@ -118,8 +120,8 @@ class InferenceService:
     async def _statistics(self, request: Any, context: Context) -> Any:
         found = self._protocol.statistics(request.name, request.version)
         for model in found["model_stats"]:
-            model.pop("batching", None)
-            model.pop("generated_tokens", None)
+            for name in set(model) - STATISTICS:
+                del model[name]
         return MESSAGES["ModelStatisticsResponse"](**found)
 
     async def _index(self, request: Any, context: Context) -> Any:
