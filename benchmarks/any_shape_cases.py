@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from monograph.runtime.feeds import Port
 from monograph.runtime.inputs import make_inputs
 
-SHARED = Path(__file__).parent.parent.parent / "shared" / "models"
+SHARED = Path(os.environ.get("MONOGRAPH_TEST_MODELS", "../shared/models"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@
     python tests/conformance/run.py -k lstm -k gru -v   # cases whose names contain a word
     python tests/conformance/run.py --optimise          # after the whole pipeline of rewrites
     python tests/conformance/run.py --target cpu        # compiled
+    python tests/conformance/run.py --open              # compiled, with all input dimensions open
 
 A case passes when ONNX's runner accepts the outputs with its own tolerances. A case that is
 skipped by the runner counts as failed unless `left_out.py` gives the reason.
@@ -27,10 +28,14 @@ from typing import TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import open_sizes
 from left_out import LEFT_OUT
 
 Result: TypeAlias = tuple[str, str, str, str]
-"""(category, name, outcome, detail) of a case."""
+"""(category, name, outcome, detail) of a case; the detail of a case that passed with open sizes
+tells what served it."""
+OPEN = "MONOGRAPH_CONFORMANCE_OPEN"
+"""Set in processes that open the dimensions of inputs."""
 
 _runner = None
 
@@ -52,7 +57,7 @@ def _load():  # type: ignore[no-untyped-def]
 
         from monograph.compat.onnx_backend import Backend
 
-        _runner = Runner(Backend, __name__)
+        _runner = Runner(open_sizes.OpenBackend if OPEN in os.environ else Backend, __name__)
     return _runner
 
 
@@ -60,13 +65,14 @@ def run_case(case: tuple[str, str]) -> Result:
     """What came of one case."""
     category, name = case
     function = _load()._test_items[category][f"{name}_cpu"].func
+    open_sizes.reasons.clear()
     try:
         function(unittest.TestCase())
     except unittest.SkipTest as e:
         return category, name, "failed", f"skipped: {e}"
     except Exception:
         return category, name, "failed", traceback.format_exc(limit=-6)
-    return category, name, "passed", ""
+    return category, name, "passed", "; ".join(dict.fromkeys(open_sizes.reasons))
 
 
 def watch(results: Iterable[Result], total: int) -> Iterable[Result]:
@@ -84,8 +90,12 @@ def main() -> int:
     parser.add_argument("-v", action="store_true", help="print why cases failed")
     parser.add_argument("--optimise", action="store_true", help="rewrite the graphs first")
     parser.add_argument("--target", default="reference", help="what runs the cases")
+    parser.add_argument("--open", action="store_true", help="open all dimensions of inputs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    if options.open:
+        options.target = "cpu"
+        os.environ[OPEN] = "1"
     chosen = [c for c in cases() if not options.k or any(k in c[1] for k in options.k)]
     started = time.time()
     with tempfile.TemporaryDirectory() as home:
@@ -110,6 +120,12 @@ def main() -> int:
         print(json.dumps({"table": table, "failed": failures, "left_out": LEFT_OUT}))
     else:
         _print(table, failures, options.v, time.time() - started)
+        if options.open:
+            _print_served(
+                Counter(
+                    detail for _, _, outcome, detail in results if detail and outcome == "passed"
+                )
+            )
     return 1 if failures else 0
 
 
@@ -125,6 +141,13 @@ def _print(
         last = detail.strip().splitlines()[-1] if detail else ""
         print(f"FAILED {name}" + (f"\n{detail}" if verbose else f": {last[:150]}"))
     print(f"{total['passed']} of {sum(total.values())} in {seconds:.0f} s")
+
+
+def _print_served(served: Counter[str]) -> None:
+    """Print how many cases ran with code for any shape, and why others did not."""
+    print("served by:")
+    for what, count in served.most_common():
+        print(f"{count:8} {what[:150]}")
 
 
 if __name__ == "__main__":

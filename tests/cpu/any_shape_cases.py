@@ -102,8 +102,9 @@ class Opened:
             graph = self.sized(values)
         except MonographError:
             return None
-        shapes = zip(graph.input_names, graph.inputs, strict=True)
-        return {name: np.resize(feeds[name], v.tensor.static) for name, v in shapes}
+        types = zip(graph.input_names, graph.input_types, strict=True)
+        sized = {n: t.static for n, t in types if isinstance(t, TensorType) and t.is_static}
+        return {n: np.resize(x, sized[n]) if n in sized else x for n, x in feeds.items()}
 
     @property
     def hints(self) -> Mapping[Symbol, int]:

@@ -79,8 +79,9 @@ def one_size(
         resized = with_inputs(graph, shape)
     except MonographError:
         return REFUSED
-    shapes = zip(resized.input_names, resized.inputs, strict=True)
-    given = {n: np.resize(feeds[n], v.tensor.static) for n, v in shapes}
+    types = zip(resized.input_names, resized.input_types, strict=True)
+    sized = {n: t.static for n, t in types if isinstance(t, TensorType) and t.is_static}
+    given = {n: np.resize(x, sized[n]) if n in sized else x for n, x in feeds.items()}
     return one_choice(resized, lambda *_: True, given, rng)
 
 

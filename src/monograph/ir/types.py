@@ -169,7 +169,12 @@ def name_unknowns(type_: Type, stem: str) -> Type:
 
 
 def _join_dims(a: Dim, b: Dim) -> Dim:
-    if a == b or b == 1:
+    # A plain 1 first: to compare it with an open size would record a guard.
+    if type(b) is int and b == 1:
+        return a
+    if (type(a) is int and a == 1) or a == b:
+        return b
+    if b == 1:
         return a
     if a == 1:
         return b

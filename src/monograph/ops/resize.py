@@ -24,7 +24,7 @@ from monograph.ir import (
     sample,
 )
 from monograph.ir.layout import LayoutPlan, Order, in_order, stored_axes
-from monograph.ir.sizes import is_open
+from monograph.ir.sizes import divides, is_open, proven
 from monograph.ops.base import (
     NUMERIC,
     as_tensor,
@@ -153,15 +153,22 @@ class Resize(Op):
             ratio = choose((s / d for s, d in zip(sizes, given, strict=True) if d), default=1.0)
             sizes = tuple(int(np.floor(ratio * d + 0.5)) for d in given)
             scales = (ratio,) * len(sizes)
-        ratios = [s / d if d else 1.0 for s, d in zip(sizes, given, strict=True)]
-        if scales is not None and all(map(_same_scale, scales, ratios)):
+        if scales is not None and all(map(_is_ratio, scales, sizes, given)):
             scales = None
         op = replace(self, sizes=sizes, scales=scales, policy=STRETCH)
         if scales is None and self.coordinates != CROP:
             op = op._select(
-                [i for i, (s, d) in enumerate(zip(sizes, given, strict=True)) if s != d]
+                [i for i, (s, d) in enumerate(zip(sizes, given, strict=True)) if op._moves(s, d)]
             )
         return op
+
+    def _moves(self, after: int, before: int) -> bool:
+        """Return True if an axis changes; of open sizes, if it may: the same size is the same axis.
+
+        Coordinates that are shifted would change it.
+        """
+        shifted = self.coordinates == "tf_half_pixel_for_nn"
+        return after != before if shifted else not proven(after, "==", before)
 
     def _check(self, x: TensorType) -> None:
         if self.mode not in (NEAREST, LINEAR, CUBIC):
@@ -281,8 +288,10 @@ class Resize(Op):
 
 def _scaled(size: int, scale: float) -> int:
     """Return floor(size * scale), computed in f32."""
-    if is_open(size) and scale.is_integer() and size <= EXACT_IN_F32 // int(scale):
-        return size * int(scale)
+    if is_open(size):
+        times, by = np.float32(scale).item().as_integer_ratio()
+        if by <= SMALL_DIVISOR and size <= EXACT_IN_F32 // max(times, by):
+            return size * times // by
     return int(np.floor(np.float32(size) * np.float32(scale)))
 
 
@@ -290,8 +299,16 @@ EXACT_IN_F32 = 1 << 24
 """The integers up to this are exact in f32."""
 
 
-def _same_scale(a: float, b: float) -> bool:
-    return bool(np.float32(a) == np.float32(b))
+SMALL_DIVISOR = 64
+"""Scales that are fractions with up to this divisor are exact for open sizes too."""
+
+
+def _is_ratio(scale: float, after: int, before: int) -> bool:
+    """Return True if a scale is the ratio of two sizes, for all sizes if these are open."""
+    if (is_open(after) or is_open(before)) and not divides(before, after):
+        return False
+    ratio = after / before if before else 1.0
+    return bool(np.float32(scale) == np.float32(ratio))
 
 
 def _rounded(y: Array, dtype: DType, antialias: bool) -> Array:

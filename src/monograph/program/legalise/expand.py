@@ -19,7 +19,7 @@ import numpy as np
 from monograph.ir import Array, DType, Graph, Item, TensorType, Value, constant, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ir.evaluate import apply
-from monograph.ir.sizes import any_open, hint_of, is_open
+from monograph.ir.sizes import any_open, divides, hint_of, is_open
 from monograph.ops.cast import Cast
 from monograph.ops.composite import DecodeAttention
 from monograph.ops.control import Loop, Scan
@@ -36,6 +36,7 @@ from monograph.ops.subgraph import inline
 from monograph.ops.window import CHANNELS_LAST
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.legalise.fourier import long_transform
+from monograph.program.legalise.open_resize import as_lookups
 from monograph.program.legalise.recurrence import GATES, split_cell
 
 Inline = Callable[[Graph, tuple[Value, ...]], tuple[Value, ...]]
@@ -253,7 +254,7 @@ def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
             x, w = inputs
             return _as_conv(op, x, w) or as_phases(op, x, w, new.tensor.static) or new
         if isinstance(op, Resize):
-            return _as_view(op, inputs[0]) or new
+            return _as_view(op, inputs[0]) or as_lookups(op, inputs[0]) or new
     return new
 
 
@@ -335,14 +336,19 @@ def _as_view(op: Resize, x: Value) -> Value | None:
     shape = x.tensor.static
     if op.mode != NEAREST or op.policy != STRETCH or op.coordinates == CROP or 0 in shape:
         return None
-    every = [_places(op, i, shape[axis]) for i, axis in enumerate(op.axes)]
-    sizes = (shape[axis] for axis in op.axes)
+    sizes = [shape[axis] for axis in op.axes]
+    pairs = zip(sizes, op.sizes or (), strict=True)
+    if any((is_open(d) or is_open(n)) and not divides(d, n) for d, n in pairs):
+        return None
+    every = [_places(op, i, d) for i, d in enumerate(sizes)]
     if not any_open(sizes) and (slices := _as_slice(op.axes, every, x)) is not None:
         return slices
     times = [1] * len(shape)
     for axis, size, places in zip(op.axes, op.sizes or (), every, strict=True):
-        times[axis], rest = divmod(size, shape[axis])
-        if rest or is_open(times[axis]):
+        if not divides(shape[axis], size):
+            return None
+        times[axis] = size // shape[axis]
+        if is_open(times[axis]):
             return None
         if not np.array_equal(places, np.arange(len(places)) // times[axis]):
             return None
