@@ -113,8 +113,9 @@ bench: $(STAMP) ## Time the benchmark set beside ONNX Runtime and OpenVINO; tabl
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
-any-shape: $(STAMP) ## Code for any shape: every op sample with open dimensions, then 2,000 random graphs at changing sizes
+any-shape: $(STAMP) ## Code for any shape: op samples and ONNX's suite with open dimensions, then 2,000 random graphs at changing sizes
 	$(BIN)/python -W ignore -m tests.cpu.any_shape_sweep
+	$(BIN)/python -W ignore tests/conformance/run.py --open
 	$(BIN)/python -W ignore -m tests.campaign dynamic counted zero --count 670 --sides cpu-any $(ARGS)
 
 bench-any-shape: $(STAMP) ## Time code for any shape beside exact code and ONNX Runtime (ARGS="-k ppocr --threads 1")

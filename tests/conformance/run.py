@@ -23,6 +23,7 @@ import unittest
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,8 +38,6 @@ tells what served it."""
 OPEN = "MONOGRAPH_CONFORMANCE_OPEN"
 """Set in processes that open the dimensions of inputs."""
 
-_runner = None
-
 
 def cases() -> list[tuple[str, str]]:
     """(category, name) of every CPU case."""
@@ -51,14 +50,16 @@ def cases() -> list[tuple[str, str]]:
 
 
 def _load():  # type: ignore[no-untyped-def]
-    global _runner
-    if _runner is None:
-        from onnx.backend.test.runner import Runner
+    return _runner(OPEN in os.environ)
 
-        from monograph.compat.onnx_backend import Backend
 
-        _runner = Runner(open_sizes.OpenBackend if OPEN in os.environ else Backend, __name__)
-    return _runner
+@cache
+def _runner(open_dimensions: bool):  # type: ignore[no-untyped-def]
+    from onnx.backend.test.runner import Runner
+
+    from monograph.compat.onnx_backend import Backend
+
+    return Runner(open_sizes.OpenBackend if open_dimensions else Backend, __name__)
 
 
 def run_case(case: tuple[str, str]) -> Result:

@@ -478,10 +478,16 @@ def proven(a: int, how: str, b: int) -> bool:
     return difference.scope.proof(difference.expression, how) is True
 
 
-def same_sizes(a: Iterable[int], b: Iterable[int]) -> bool:
+def same_sizes(a: Iterable[int | str], b: Iterable[int | str]) -> bool:
     """Return True if two shapes are the same for all sizes."""
     xs, ys = tuple(a), tuple(b)
-    return len(xs) == len(ys) and all(proven(x, "==", y) for x, y in zip(xs, ys, strict=True))
+    return len(xs) == len(ys) and all(map(_same_dim, xs, ys))
+
+
+def _same_dim(a: int | str, b: int | str) -> bool:
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and isinstance(b, str) and a == b
+    return proven(a, "==", b)
 
 
 def greatest(number: int) -> float:

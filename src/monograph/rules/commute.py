@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from monograph.ir import Constant, Op, Value, constant, known
+from monograph.ir.sizes import proven
 from monograph.ops import OPS
 from monograph.ops.base import Binary, Unary
 from monograph.ops.cast import Cast
@@ -50,7 +51,7 @@ def _is_small(value: Value) -> bool:
     """Return True for a constant or one element: it fits before and after the views."""
     if isinstance(value.op, Constant):
         return True
-    return is_static(value) and value.tensor.size == 1
+    return is_static(value) and proven(value.tensor.size, "==", 1)
 
 
 def expression(root: Value, kind: type[Op], context: Context) -> Expression | Reject:

@@ -236,7 +236,7 @@ def _enlarged(value: Value, context: Context) -> bool:
     if not isinstance(op, Resize) or op.coordinates == CROP or context.use_count(value) > 1:
         return False
     spatial = all(axis >= 2 for axis in op.axes) and value.tensor.rank > 2
-    return spatial and value.tensor.size > value.inputs[0].tensor.size
+    return spatial and hint_of(value.tensor.size) > hint_of(value.inputs[0].tensor.size)
 
 
 def _part_weights(value: Value, parts: tuple[Value, ...]) -> list[Value]:

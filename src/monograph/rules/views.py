@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from monograph.ir import TensorType, Value
-from monograph.ir.sizes import divides, proven
+from monograph.ir.sizes import divides, is_open, proven, same_sizes
 from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.shape import COPY, Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.rewrite import ANY, Context, Reject, rewrite, variables
@@ -51,7 +51,7 @@ class Arrangement:
     def of(source: Sizes) -> Arrangement:
         """The identity arrangement of a source."""
         runs = zip(source, strides_of(source), strict=True)
-        return Arrangement(source, tuple(((n, s),) if n > 1 else () for n, s in runs))
+        return Arrangement(source, tuple(((n, s),) if is_open(n) or n > 1 else () for n, s in runs))
 
     @property
     def shape(self) -> Sizes:
@@ -196,10 +196,17 @@ def is_static(*values: Value) -> bool:
     return all(isinstance(v.type, TensorType) and v.type.is_static for v in values)
 
 
+def _same_types(a: Value, b: Value) -> bool:
+    """Return True if two values have the same type, at all sizes."""
+    if not is_static(a, b):
+        return a.type == b.type
+    return a.dtype == b.dtype and same_sizes(a.tensor.static, b.tensor.static)
+
+
 @rewrite(Reshape(ANY)(x), exact=True)
 def drop_reshape(x: Value, root: Value) -> Value | Reject:
     """reshape(x) -> x where x has the shape already"""
-    if root.type != x.type:
+    if not _same_types(root, x):
         return Reject("the shape changes", x.type, root.type)
     return x
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from monograph.ir import Constant, Value, constant, known
-from monograph.ir.sizes import hint_of
+from monograph.ir.sizes import hint_of, same_sizes
 from monograph.ops.elementwise import Where
 from monograph.passes.horizontal.stackings import (
     AlongAxis,
@@ -97,7 +97,8 @@ def epilogue_of(
 
 
 def _continues(user: Value, start: Value, region: Sequence[Value]) -> bool:
-    if not is_elementwise(user.op) or user.tensor.shape != start.tensor.shape:
+    shape, own = user.tensor.shape, start.tensor.shape
+    if not is_elementwise(user.op) or shape is None or not same_sizes(shape, own or ()):
         return False
     return all(v in region or isinstance(v.op, Constant) for v in user.inputs)
 

@@ -337,8 +337,8 @@ def _as_view(op: Resize, x: Value) -> Value | None:
     if op.mode != NEAREST or op.policy != STRETCH or op.coordinates == CROP or 0 in shape:
         return None
     sizes = [shape[axis] for axis in op.axes]
-    pairs = zip(sizes, op.sizes or (), strict=True)
-    if any((is_open(d) or is_open(n)) and not divides(d, n) for d, n in pairs):
+    resized = zip(sizes, op.sizes or (), strict=True)
+    if any((is_open(d) or is_open(n)) and not divides(d, n) for d, n in resized):
         return None
     every = [_places(op, i, d) for i, d in enumerate(sizes)]
     if not any_open(sizes) and (slices := _as_slice(op.axes, every, x)) is not None:

@@ -6,8 +6,6 @@ depend on the run. The places of the results are a vector, so that to compute th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from monograph.ir import DType, Value, constant
@@ -130,5 +128,5 @@ class _Axis:
         return Reshape(shape)(weight if dtype == f64 else Cast(dtype)(weight))
 
 
-def _along(axis: int, count: int, rank: int) -> Sequence[int]:
+def _along(axis: int, count: int, rank: int) -> tuple[int, ...]:
     return tuple(count if i == axis else 1 for i in range(rank))
