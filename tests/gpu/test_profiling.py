@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +19,9 @@ from monograph.report.commands.gpu_profile import (
     trace_events,
 )
 from monograph.report.commands.profile import kinds_of
+from monograph.report.view.charts import roofline, timeline
+from monograph.report.view.collect import Wanted, collect
+from monograph.report.view.data import view_json
 from monograph.runtime.gpu.profiling import median_gaps
 from tests.cli.calls import call
 from tests.gpu.sweep_worker import target
@@ -78,6 +83,25 @@ def test_the_command(layers: Path, tmp_path: Path):
     assert "the 1 slowest first" in shown.stdout
     assert "between events" in shown.stdout
     assert json.loads(trace.read_text())["otherData"]["target"] == target()
+
+
+def test_a_report_shows_steps_their_code_and_streams(layers: Path):
+    request = RunRequest(layers, target(), options={"tune": "off"})
+    view = collect(request, Wanted(), lambda _: None)
+    assert view.notes == ()
+    told = view_json(view)
+    assert [s["origin"] for s in told["steps"]] == [["first"], ["between"], ["second", "last"]]
+    assert all(s["seconds"] > 0 for s in told["steps"])
+    assert told["facts"]["run_seconds"] > 0
+    assert told["facts"]["streams"] >= 1
+    assert "@triton.jit" in (view.code or {})[1]
+    assert isinstance(view.profile, GpuProfile)
+    two = tuple(i % 2 for i in range(len(view.profile.streams)))
+    picture = timeline(replace(view, profile=replace(view.profile, streams=two)))
+    bars = [x for x in ElementTree.fromstring(picture).iter() if x.get("data-step")]
+    assert "stream 1" in picture
+    assert len({x.get("y") for x in bars}) == 2
+    assert roofline(view)
 
 
 def test_what_cannot_be_profiled_is_refused(layers: Path):

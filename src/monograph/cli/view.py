@@ -17,8 +17,11 @@ from monograph.cli.options import (
     Dims,
     InputFiles,
     InputRanges,
+    Precision,
     Seed,
+    Tf32,
     Threads,
+    Tune,
     Values,
 )
 from monograph.errors import ConfigError
@@ -35,7 +38,9 @@ Output = Annotated[
 ViewTarget = Annotated[
     str | None,
     typer.Option(
-        metavar="cpu|gpu|gpu:ARCH", help="The target; only the CPU runs.", show_default="cpu"
+        metavar="cpu|gpu|gpu:ARCH",
+        help="The target; one without a device does not run.",
+        show_default="cpu",
     ),
 ]
 Other = Annotated[
@@ -61,6 +66,9 @@ def view(
     value: Values = None,
     seed: Seed = 0,
     threads: Threads = None,
+    precision: Precision = None,
+    tf32: Tf32 = None,
+    tune: Tune = None,
     run: Annotated[bool, typer.Option(help="Compile and time the model.")] = True,
     verify: Annotated[bool, typer.Option(help="Compare every step with the reference.")] = True,
     peers: Peers = "",
@@ -90,10 +98,9 @@ def view(
     """
     with reporting(as_json, debug):
         from monograph.generate.discover.folder import find_decoder
-        from monograph.report.view.collect import Wanted
+        from monograph.report.view.collect import Wanted, can_run
         from monograph.report.view.compare import read_report
         from monograph.report.view.run import (
-            can_run,
             make_report,
             with_example,
             write_pictures,
@@ -106,11 +113,12 @@ def view(
             raise ConfigError("`--positions` needs a folder with a decoder", given=str(model))
         path = model if decoder is None else decoder.model
         request = make_request(
-            path, target, dim, input_, inputs, seed, ranges=input_range, values=value
-        )
+            path, target, dim, input_, inputs, seed, ranges=input_range, values=value,
+            precision=precision, tf32=tf32, tune=tune,
+        )  # fmt: skip
         decoding = None
         if decoder is not None:
-            if run and can_run(target):
+            if run and can_run(target or "cpu") and target != "gpu:interpreter":
                 decoding = measure_folder(model, target, positions, None, threads=threads)
             request = with_example(request, decoder, decoding, note)
         chosen = tuple(p.strip() for p in peers.split(",") if p.strip())

@@ -13,6 +13,7 @@ from monograph.errors import ConfigError
 from monograph.ir import Array
 from monograph.program.launch_regions import stops
 from monograph.program.lowering import lower
+from monograph.program.program import Program
 from monograph.program.work import step_work
 from monograph.report.commands.bench import Peaks
 from monograph.report.commands.execute import Notes, RunRequest, advising
@@ -51,6 +52,11 @@ class GpuProfile(Timed):
     """The seconds of a run as one graph; None if there is no graph."""
     stamps: Array
     """Nanoseconds [run, launch, begin or end] from the beginning of each run."""
+    streams: tuple[int, ...]
+    """The stream of each launch in a run as one graph."""
+    sources: tuple[str, ...]
+    """The Triton source of each launch; "" for calls of libraries and copies."""
+    program: Program
 
     @property
     def gap_seconds(self) -> float:
@@ -109,6 +115,9 @@ def profile_on_gpu(
         ),
         _graph_seconds(executable, ports, session.config.capture),
         stamps,
+        tuple(b.stream for b in works),
+        tuple(getattr(b.work, "source", "") for b in works),
+        executable.program,
     )
 
 

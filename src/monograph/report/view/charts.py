@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monograph.program.program import lifetimes
+from monograph.report.commands.gpu_profile import GpuProfile
+from monograph.report.commands.profile import Profile
 from monograph.report.render.html import escape
 from monograph.report.view.collect import ModelView
 from monograph.report.view.layout import HEIGHT as NODE_HEIGHT
@@ -107,34 +109,57 @@ def bytes_text(count: float) -> str:
 
 
 def timeline(view: ModelView) -> str:
-    """Return the run with the median time: a row for each thread, a bar for each step."""
+    """Return the run with the median time: a row for a thread or stream, a bar for a step."""
     profile = view.profile
     if profile is None:
         return ""
-    run, colours = profile.typical, kinds(view)
-    stamps, whole = run.stamps, max(1, run.end - run.begin)
+    rows = _streams(profile) if isinstance(profile, GpuProfile) else _threads(profile)
+    colours = kinds(view)
+    whole = max((end for bars in rows.values() for _, _, end in bars), default=1)
     scale = (WIDTH - LEFT - 6) / whole
     row, top = 30, 8
     parts = []
-    for thread in range(profile.threads):
-        y = top + thread * (row + 8)
-        parts.append(_text(4, y + 19, f"thread {thread}"))
-        for timed in profile.steps:
-            begin, end = map(int, stamps[thread, timed.number])
-            if end <= begin or (thread and not timed.native):
-                continue
-            kind = timed.step.region.kind
-            title = f"{timed.number} {kind}: {seconds_text((end - begin) / 1e9)}"
-            x = LEFT + (begin - run.begin) * scale
-            width = (end - begin) * scale
-            parts.append(_bar(x, y, width, row, f"h{colours[kind]}", timed.number, title))
-    height = top + profile.threads * (row + 8) + 22
+    for place, (name, bars) in enumerate(rows.items()):
+        y = top + place * (row + 8)
+        parts.append(_text(4, y + 19, name))
+        for number, begin, end in bars:
+            kind = profile.steps[number].step.region.kind
+            title = f"{number} {kind}: {seconds_text((end - begin) / 1e9)}"
+            x, width = LEFT + begin * scale, (end - begin) * scale
+            parts.append(_bar(x, y, width, row, f"h{colours[kind]}", number, title))
+    height = top + len(rows) * (row + 8) + 22
     for tick in _ticks(whole / 1e9):
         x = LEFT + tick * 1e9 * scale
         parts.append(_line(x, top, x, height - 18))
         parts.append(_text(x, height - 5, seconds_text(tick) if tick else "0", "middle"))
     named, extra = _legend(colours, height + 4)
     return svg(height + 4 + extra, parts + named, "timeline of one run")
+
+
+Bars = list[tuple[int, int, int]]
+"""Steps by number, with the nanoseconds of their begin and end."""
+
+
+def _threads(profile: Profile) -> dict[str, Bars]:
+    """Return the steps of each thread."""
+    run = profile.typical
+    rows: dict[str, Bars] = {}
+    for thread in range(profile.threads):
+        bars = rows[f"thread {thread}"] = []
+        for timed in profile.steps:
+            begin, end = map(int, run.stamps[thread, timed.number])
+            if end > begin and (timed.native or not thread):
+                bars.append((timed.number, begin - run.begin, end - run.begin))
+    return rows
+
+
+def _streams(profile: GpuProfile) -> dict[str, Bars]:
+    """Return the launches of each stream, by the numbers of their steps."""
+    rows: dict[str, Bars] = {f"stream {i}": [] for i in range(max(profile.streams, default=0) + 1)}
+    launches = zip(profile.launches, profile.streams, profile.typical, strict=True)
+    for (number, _), stream, (begin, end) in launches:
+        rows[f"stream {stream}"].append((number, int(begin), int(end)))
+    return rows
 
 
 def _ticks(largest: float) -> list[float]:

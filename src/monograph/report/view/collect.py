@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from monograph.codegen.llvm.module.compile import kernel_text
+from monograph.config import INTERPRETER
 from monograph.errors import MonographError
 from monograph.frontend.onnx import read_model
 from monograph.pipeline import target_cost, target_options
 from monograph.program.program import Program, Step
 from monograph.report.commands.bench import Bench, bench_model
 from monograph.report.commands.bisection import StepsChecked, check_steps, config_of
+from monograph.report.commands.doctor import find_gpu
 from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.commands.explain import Explanation, explain_graph
+from monograph.report.commands.gpu_profile import GpuProfile, profile_on_gpu
 from monograph.report.commands.inspect import Inspection, inspect_model
 from monograph.report.commands.launch_regions import Launching, launching_of
 from monograph.report.commands.profile import Profile, profile_model
@@ -61,7 +64,7 @@ class ModelView:
     programs: tuple[Program, ...]
     """The programs of a run; more than one if data decide shapes."""
     session: Session | None = None
-    profile: Profile | None = None
+    profile: Profile | GpuProfile | None = None
     checks: StepsChecked | None = None
     bench: Bench | None = None
     code: Mapping[int, str] | None = None
@@ -97,7 +100,18 @@ def collect(request: RunRequest, wanted: Wanted, note: Notes) -> ModelView:
         (launching.program,),
     )
     same = replace(request, given=dict(feeds), archive=None)
-    return _measured(view, same, wanted, note) if wanted.run and config.target == "cpu" else view
+    if not wanted.run or not can_run(config.target):
+        return view
+    measure = _measured if config.target == "cpu" else _measured_on_gpu
+    return measure(view, same, wanted, note)
+
+
+def can_run(target: str) -> bool:
+    """Return True if this machine can time the steps of a program for a target."""
+    kind, _, device = target.partition(":")
+    if kind != "gpu" or device == INTERPRETER:
+        return True
+    return (not device or device.isdecimal()) and find_gpu().usable
 
 
 def _measured(view: ModelView, request: RunRequest, wanted: Wanted, note: Notes) -> ModelView:
@@ -124,6 +138,22 @@ def _measured(view: ModelView, request: RunRequest, wanted: Wanted, note: Notes)
     if wanted.code:
         view = replace(view, code=_code(view, session))
     return replace(view, notes=tuple(notes))
+
+
+def _measured_on_gpu(
+    view: ModelView, request: RunRequest, wanted: Wanted, note: Notes
+) -> ModelView:
+    """Add a timed run on a GPU and the code. Steps are compared by `monograph diff`."""
+    note(f"timing {RUNS} runs")
+    try:
+        profile = profile_on_gpu(request, _silent, runs=RUNS, warm_ups=2)
+    except MonographError as e:
+        return replace(view, notes=(f"nothing was measured: {e.message}",))
+    code: dict[int, str] = {}
+    for (number, _), source in zip(profile.launches, profile.sources, strict=True):
+        if source and wanted.code:
+            code[number] = "\n\n".join(filter(None, (code.get(number), source)))
+    return replace(view, profile=profile, programs=(profile.program,), code=code)
 
 
 def _code(view: ModelView, session: Session) -> dict[int, str]:

@@ -11,7 +11,8 @@ from monograph.ir.op import STRUCTURE
 from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.program.fusion.op_classes import is_leaf
 from monograph.report.commands.bench import known
-from monograph.report.commands.profile import Profile, StepTime, rates_json
+from monograph.report.commands.gpu_profile import GpuProfile
+from monograph.report.commands.profile import Profile, StepTime, Timed, rates_json
 from monograph.report.render.tables import made_text, seconds_text
 from monograph.report.view.collect import ModelView, step_edges
 from monograph.report.view.layout import layered
@@ -53,9 +54,11 @@ def view_json(view: ModelView) -> dict[str, Any]:
     }
 
 
-def _busy(profile: Profile | None) -> list[str]:
+def _busy(profile: Timed | None) -> list[str]:
     """Return a note if runs took much longer than their steps do: the machine did other work."""
-    if profile is None or profile.run_seconds < MUCH_LONGER * profile.step_seconds:
+    if not isinstance(profile, Profile):
+        return []
+    if profile.run_seconds < MUCH_LONGER * profile.step_seconds:
         return []
     return [
         f"a run took {seconds_text(profile.run_seconds)}, its steps together"
@@ -100,11 +103,21 @@ def _sizes(view: ModelView) -> list[str]:
     return [bound[n] if bound.get(n, text) != text else "" for n, text in declared.items()]
 
 
-def _run_facts(profile: Profile) -> dict[str, Any]:
-    return {
-        "run_seconds": profile.run_seconds,
-        "step_seconds": profile.step_seconds,
-        "threads": profile.threads,
+def _run_facts(profile: Profile | GpuProfile) -> dict[str, Any]:
+    told: dict[str, Any] = {"step_seconds": profile.step_seconds}
+    if isinstance(profile, Profile):
+        told |= {"run_seconds": profile.run_seconds, "threads": profile.threads}
+    else:
+        alone = profile.step_seconds + profile.gap_seconds
+        graph = profile.graph_seconds
+        told |= {
+            "run_seconds": alone if graph is None else graph,
+            "gap_seconds": profile.gap_seconds,
+            "streams": max(profile.streams, default=0) + 1,
+            "device": profile.device,
+            "precision": profile.precision,
+        }
+    return told | {
         "peak_flops": profile.peaks.flops_per_second,
         "peak_bytes": profile.peaks.bytes_per_second,
         "floor_seconds": known(sum(profile.floor(s.work) for s in profile.steps)),
@@ -140,7 +153,7 @@ def _steps(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
     return found
 
 
-def _time(profile: Profile, timed: StepTime) -> dict[str, Any]:
+def _time(profile: Timed, timed: StepTime) -> dict[str, Any]:
     rates = rates_json(profile, timed.work, timed.seconds)
     return {
         "seconds": timed.seconds,

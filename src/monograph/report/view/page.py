@@ -106,7 +106,8 @@ def _picture(section: str, shown: Mapping[str, str]) -> str:
 
 _TOLD = {
     "timeline": "<p>The run with the median time. A bar is a step on a thread; click it for its"
-    " kernel and its ONNX nodes.</p>",
+    " kernel and its ONNX nodes. On a GPU steps are timed one after the other, and the rows are the"
+    " streams on which they run side by side in a captured graph.</p>",
     "memory": "<p>The arena of temporaries: a block is a buffer, from its first write to its last"
     " read.</p>",
     "errors": "<p>A dot is a step's own error, given what it read: the share of its tolerance that"

@@ -11,7 +11,6 @@ from monograph.errors import ConfigError
 from monograph.generate.discover.example import example_step
 from monograph.generate.discover.folder import Settings
 from monograph.report.commands.decode import POSITIONS, DecodeBench
-from monograph.report.commands.doctor import find_gpu
 from monograph.report.commands.execute import Notes, RunRequest
 from monograph.report.view import charts
 from monograph.report.view.collect import ModelView, Wanted, collect
@@ -39,14 +38,6 @@ class Report:
     def page(self) -> str:
         """Return the report as one page of HTML."""
         return view_page(self.data, self.shown, self.code, self.title)
-
-
-def can_run(target: str | None) -> bool:
-    """Return True if this machine can time a decoder on a target."""
-    kind, _, device = (target or "cpu").partition(":")
-    if kind == "gpu":
-        return (not device or device.isdecimal()) and find_gpu().usable
-    return True
 
 
 def with_example(

@@ -311,7 +311,7 @@
       const f = data.facts, measured = f.run_seconds !== undefined;
       box.append(cards([["ONNX nodes", count(f.nodes)], ["ops before, after the passes", `${count(f.ops_before)} \u2192 ${count(f.ops_after)}`], ["steps (kernels)", count(f.steps)], ["launches of a run", f.launches],
         ["parameters", count(f.parameters)], ["weights in the file", bytes(f.weight_bytes)], ["memory for temporaries", bytes(f.arena_bytes)],
-        ["a run", measured ? seconds(f.run_seconds) : "not run"], ["its steps together", measured ? seconds(f.step_seconds) : ""], ["floor: peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads],
+        ["a run", measured ? seconds(f.run_seconds) : "not run"], ["its steps together", measured ? seconds(f.step_seconds) : ""], ["floor: peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads], ["device", f.device], ["precision", f.precision], ["streams of the graph", f.streams], ["between launches, one by one", f.gap_seconds === undefined ? "" : seconds(f.gap_seconds)],
         ["wrong steps", f.steps_wrong === undefined ? "" : f.steps_wrong, f.steps_wrong ? "bad" : "good"]]));
       if (f.peers) {
         const slowest = Math.max(...Object.values(f.peers));
@@ -320,7 +320,7 @@
           return el("tr", {}, cell(name), cell(seconds(s), true), el("td", {}, bar.lastChild));
         }));
       }
-      box.append(el("h2", {}, "Inputs and outputs"), table([["input"], ["sizes in this report"]], f.inputs, (x, i) => el("tr", {}, cell(el("code", {}, x)), cell(el("code", {}, (f.sizes || [])[i] || "")))), table([["output"]], f.outputs, (x) => el("tr", {}, cell(el("code", {}, x)))));
+      box.append(el("h2", {}, "Inputs and outputs"), table([["input"], [(f.sizes || []).some(Boolean) ? "sizes in this report" : ""]], f.inputs, (x, i) => el("tr", {}, cell(el("code", {}, x)), cell(el("code", {}, (f.sizes || [])[i] || "")))), table([["output"]], f.outputs, (x) => el("tr", {}, cell(el("code", {}, x)))));
       box.append(el("h2", {}, "What runs where"), table([["launch"], ["steps", true]], data.launches, (x) => el("tr", {}, cell(x.text), cell(`${x.first}\u2013${x.last}`, true))));
       const host = data.steps.map((s, i) => [s, i]).filter(([s]) => s.host);
       if (host.length) box.append(el("h2", {}, "Steps on the host, and why"), table([["step"], ["reason"]], host, ([s, i]) => el("tr", {}, cell(stepButton(i)), cell(s.host))));
