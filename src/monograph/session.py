@@ -114,6 +114,11 @@ class Session(Calls):
         return self._target.architecture
 
     @property
+    def donate(self) -> Mapping[str, str]:
+        """The outputs that are written into the memory of an input; empty without state."""
+        return dict(self._donate)
+
+    @property
     def packaged_sizes(self) -> list[dict[str, int]]:
         """The sets of dimension sizes that a package has code for; empty for a model."""
         return self._bindings.packaged_sizes

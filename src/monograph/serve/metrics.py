@@ -58,6 +58,10 @@ class Metrics(Collector):
             "monograph_fallbacks", "Runs without compiled code for their sizes.",
             labels=(*LABELS, "reason"),
         )  # fmt: skip
+        retries = CounterMetricFamily(
+            "monograph_retries", "Requests that were sent to another replica.",
+            labels=(*LABELS, "reason"),
+        )  # fmt: skip
         single = {
             name: CounterMetricFamily(f"monograph_{name}", text, labels=LABELS)
             for name, text in (
@@ -78,6 +82,8 @@ class Metrics(Collector):
                 requests.add_metric([*key, kind], count)
             for reason, count in m.fallbacks.items():
                 fallbacks.add_metric([*key, reason], count)
+            for reason, count in s.retries.items():
+                retries.add_metric([*key, reason], count)
             counts = m.counts
             for name, value in (
                 ("queue_seconds", s.queue.ns / 1e9),
@@ -92,6 +98,7 @@ class Metrics(Collector):
                 single[name].add_metric(key, value)
         yield requests
         yield fallbacks
+        yield retries
         yield from single.values()
 
     def _gauges(self, models: list[ServedModel]) -> Iterator[Metric]:

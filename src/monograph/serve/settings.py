@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from monograph.errors import ConfigError, did_you_mean
+from monograph.serve.scaling import FrontScaling, ModelScaling, RaySettings
 
 CONFIG_FILE = "monograph.toml"
 """The file of settings that a folder of models may hold."""
@@ -48,6 +49,16 @@ class Limits:
                 raise ConfigError(f"limit `{f.name}` must be above 0", given=getattr(self, f.name))
 
 
+def state_error(donate: Mapping[str, str]) -> ConfigError:
+    """Return the error of a model whose outputs stay in the memory of its inputs."""
+    return ConfigError(
+        "a model with state is not served: a request would depend on those before it, and could "
+        "neither share a run nor be sent again to another process",
+        given=f"donate = {dict(donate)}",
+        hint="make the state inputs and outputs of each request, or compile without donate",
+    )
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """Settings of one model; those of `[models.NAME]` replace those of `[defaults]`."""
@@ -76,8 +87,12 @@ class ModelSettings:
     """The most sequences that a language model generates at once."""
     batch_invariant: bool = False
     """Give a sequence of a language model the same bits whatever runs beside it; slower prompts."""
+    donate: Mapping[str, str] = field(default_factory=dict)
+    """Refused with the reason: models with state are not served."""
 
     def __post_init__(self) -> None:
+        if self.donate:
+            raise state_error(self.donate)
         for name in ("max_batch", "slots"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"`{name}` must be at least 1", given=getattr(self, name))
@@ -115,6 +130,8 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     defaults: ModelSettings = field(default_factory=ModelSettings)
     by_model: Mapping[str, ModelSettings] = field(default_factory=dict)
+    ray: RaySettings = field(default_factory=RaySettings)
+    """Settings of the same application on Ray Serve."""
 
     def __post_init__(self) -> None:
         for name in ("api_keys", "tls_cert", "tls_key"):
@@ -142,7 +159,7 @@ def read_settings(models: Path, config: Path | None = None, **given: Any) -> Ser
         config = models / CONFIG_FILE
     text = _read(config) if config is not None else {}
     place = str(config)
-    _known(text, {"server", "limits", "defaults", "models"}, place)
+    _known(text, {"server", "limits", "defaults", "models", "ray"}, place)
     server = dict(_table(text, "server", place))
     defaults = {**_table(text, "defaults", place), **_set(given.pop("defaults", {}))}
     tables = _table(text, "models", place)
@@ -156,15 +173,42 @@ def read_settings(models: Path, config: Path | None = None, **given: Any) -> Ser
     }
     limits = {**_table(text, "limits", place), **_set(given.pop("limits", {}))}
     server |= _set(given)
-    own = {f.name for f in fields(ServerSettings)} - {"models", "limits", "defaults", "by_model"}
+    own = {f.name for f in fields(ServerSettings)} - {
+        "models",
+        "limits",
+        "defaults",
+        "by_model",
+        "ray",
+    }
     _known(server, own, f"[server] of {place}")
     return ServerSettings(
         models=models,
         limits=_made(Limits, limits, f"[limits] of {place}"),
         defaults=_made(ModelSettings, defaults, f"[defaults] of {place}"),
         by_model=by_model,
+        ray=_ray(_table(text, "ray", place), place),
         **server,
     )
+
+
+def _ray(text: Mapping[str, Any], place: str) -> RaySettings:
+    """Return the settings of the table [ray]."""
+    own = dict(text)
+    tables = _table(own, "models", place)
+    own.pop("models", None)
+    names = {f.name for f in fields(FrontScaling)}
+    shared = {name: value for name, value in own.items() if name not in names}
+    return RaySettings(
+        _made(FrontScaling, {n: v for n, v in own.items() if n in names}, f"[ray] of {place}"),
+        _made(ModelScaling, shared, f"[ray] of {place}"),
+        {
+            name: _made(
+                ModelScaling, {**shared, **_table(tables, name, place)},
+                f"[ray.models.{name}] of {place}",
+            )
+            for name in tables
+        },
+    )  # fmt: skip
 
 
 def _set(given: Mapping[str, Any]) -> dict[str, Any]:

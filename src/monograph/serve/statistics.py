@@ -86,6 +86,8 @@ class ModelStatistics:
     """Failed requests by the kind of failure."""
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Runs without compiled code for their sizes, by reason."""
+    retries: Counter[str] = field(default_factory=Counter)
+    """Requests that were sent to another replica, by reason."""
 
     def ran(self, rows: int, seconds: float) -> None:
         """Count a run."""

@@ -17,7 +17,7 @@ from monograph.serve.folder import Found
 from monograph.serve.preparation import Preparation
 from monograph.serve.runner import Runner
 from monograph.serve.served import ServedTensors
-from monograph.serve.settings import Limits, ModelSettings
+from monograph.serve.settings import Limits, ModelSettings, state_error
 from monograph.serve.statistics import ModelStatistics, fallbacks_of, memory_of
 from monograph.session import Session, load
 
@@ -35,6 +35,9 @@ class TensorModel(ServedTensors):
         self.settings = settings
         self.statistics = ModelStatistics()
         self.session = _open(found.path, settings)
+        if self.session.donate:
+            self.session.close()
+            raise state_error(self.session.donate)
         self.inputs, self.outputs = self.session.inputs, self.session.outputs
         self._optional = self.session.optional_inputs
         _check_types((*self.inputs, *self.outputs))

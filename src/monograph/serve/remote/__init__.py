@@ -1,0 +1,1 @@
+"""Models that run elsewhere: messages, retries, and both ends. What carries them is not here."""

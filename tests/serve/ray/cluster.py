@@ -1,0 +1,117 @@
+"""A cluster of Ray on one machine, with the application on it; nodes can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: `make test-ray` installs it")
+
+from ray import serve  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+START = 300.0
+"""The longest wait for a cluster to be ready, in seconds."""
+NODE = {
+    "num_cpus": 4,
+    "object_store_memory": 80 << 20,
+    "include_dashboard": False,
+}
+
+
+class RayApplication:
+    """The application on a cluster of several nodes; requests go to the proxy of the first."""
+
+    def __init__(self, models: Path, nodes: int) -> None:
+        from monograph.serve.ray import app
+
+        self.cluster = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
+        self.others = [self.cluster.add_node(**NODE) for _ in range(nodes - 1)]
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        serve.start("HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(app({"models": str(models)}), name="monograph", route_prefix="/")
+        self.url = f"http://127.0.0.1:{port}"
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START
+        while time.monotonic() < end:
+            if self.get("/v2/health/ready")[0] == 200:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"the application is not ready: {self.get('/v2/repository/index')}")
+
+    def get(self, path: str, data: bytes | None = None) -> tuple[int, bytes]:
+        """Return status and body of a request; `data` makes it a POST."""
+        try:
+            request = urllib.request.Request(self.url + path, data)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read()
+
+    def processes(self, node: Any) -> list[psutil.Process]:
+        """Return the processes of a node: its raylet, and the workers that hold replicas."""
+        found = []
+        for kind in node.all_processes.values():
+            for process in kind:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    own = psutil.Process(process.process.pid)
+                    found += [own, *own.children(recursive=True)]
+        return found
+
+    def freeze(self, node: Any) -> None:
+        """Stop the workers of a node: requests reach it, and get no answer."""
+        _send([p for p in self.processes(node) if "ServeReplica" in _name(p)], signal.SIGSTOP)
+
+    def kill(self, node: Any) -> None:
+        """End a node at once, as if its power failed."""
+        _send(self.processes(node), signal.SIGKILL)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            serve.shutdown()
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _send(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+@contextlib.contextmanager
+def running(models: Path, nodes: int = 1) -> Iterator[RayApplication]:
+    """Run the application; the token of the cluster is that of this test."""
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    made = RayApplication(models, nodes)
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.close()
