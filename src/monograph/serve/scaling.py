@@ -56,7 +56,7 @@ class FrontScaling:
     """Their place: "head", beside Ray's controller, or "any" node."""
     front_replicas: int = 1
     retries: int = 5
-    """How often a request is sent again after it lost its replica, within its deadline."""
+    """The most times a request is sent again after it lost its replica, within its deadline."""
 
     def __post_init__(self) -> None:
         if self.front not in (HEAD, ANY):

@@ -64,17 +64,18 @@ def prompt(i: int) -> list[int]:
     return [5 + i, 9, 17 + i % 7]
 
 
-def expected_texts(folder: Path) -> list[list[str]]:
-    """The texts of all streams, piece by piece, by one model in this process."""
+def expected_streams(folder: Path) -> list[tuple[list[str], list[str]]]:
+    """The texts of all streams, piece by piece, and their ends, by one model in this process."""
     settings = read_settings(folder)
     found = find_models(settings)["llama"]["1"]
     model = LanguageModel(found, settings.for_model("llama"), settings.limits)
 
-    async def one(i: int) -> list[str]:
+    async def one(i: int) -> tuple[list[str], list[str]]:
         request = TokenRequest(tuple(prompt(i)), TOKENS, TokenSampling(**sampling(i)))
-        return [t.text async for t in model.generate(request) if t.text or t.finish]
+        tokens = [t async for t in model.generate(request) if t.text or t.finish]
+        return [t.text for t in tokens], [t.finish for t in tokens if t.finish]
 
-    async def run() -> list[list[str]]:
+    async def run() -> list[tuple[list[str], list[str]]]:
         return [await one(i) for i in range(STREAMS)]
 
     try:
@@ -160,7 +161,7 @@ async def kill_under_load(application: RayApplication, load: Load) -> None:
 
 
 def test_no_answer_is_lost_wrong_or_given_twice(application: RayApplication, folder: Path) -> None:
-    expected = expected_texts(folder)
+    expected = expected_streams(folder)
     load = Load(application.url)
     asyncio.run(kill_under_load(application, load))
 
@@ -169,8 +170,7 @@ def test_no_answer_is_lost_wrong_or_given_twice(application: RayApplication, fol
         assert answer["id"] == str(i)
         wanted = np.array(row(i), np.float32) @ WEIGHTS
         np.testing.assert_allclose(answer["outputs"][0]["data"], wanted, rtol=1e-5, atol=1e-4)
-    assert [load.texts[i] for i in range(STREAMS)] == expected
-    assert all(load.finished[i] == ["length"] for i in range(STREAMS))
+    assert [(load.texts[i], load.finished[i]) for i in range(STREAMS)] == expected
 
     metrics = application.get("/metrics")[1].decode()
     assert counted(metrics, "requests", 'model="affine",outcome="success"') == REQUESTS
