@@ -14,6 +14,8 @@ GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/installed
 TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/installed
+RAY_VENV := .venv-ray
+RAY_STAMP := $(RAY_VENV)/installed
 NNSMITH_VENV := .venv-nnsmith
 NNSMITH_STAMP := $(NNSMITH_VENV)/installed
 KINDS ?= single dynamic counted zero
@@ -24,7 +26,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: any-shape bench-any-shape bench-shapes
 .PHONY: bench-serve fuzz-serve soak-serve
-.PHONY: test-codegen test-torch test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
+.PHONY: test-codegen test-torch test-ray test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -63,6 +65,9 @@ test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compil
 test-torch: $(TORCH_STAMP) ## from_torch and torch.compile on models of torchvision, timm and transformers (installs torch)
 	$(TORCH_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/from_torch
 	$(TORCH_VENV)/bin/python -m pytest -rs tests/docs/test_python_blocks.py -k from-torch
+
+test-ray: $(RAY_STAMP) ## The server on clusters of Ray: nodes killed under load; manifests of KServe (installs ray and kserve)
+	$(RAY_VENV)/bin/python -m pytest -rs tests/serve/ray tests/packaging/test_manifests.py
 
 test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here
 	$(FROM_SOURCE) -m tests.gpu.sweep $(ARGS)
@@ -157,7 +162,7 @@ package: $(STAMP) ## Build wheel and sdist; install each in a clean environment 
 	$(BIN)/python scripts/package.py $(ARGS)
 
 clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(RAY_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
 $(DEMO): scripts/demo_model.py src/monograph/report/demo_model.py $(STAMP)
@@ -197,6 +202,13 @@ $(TORCH_STAMP): pyproject.toml
 	@echo "Setting up $(TORCH_VENV) with torch, torchvision, timm and transformers (a few minutes, once)"
 	@test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
 	@$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test-torch]"
+	@touch $@
+
+$(RAY_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Setting up $(RAY_VENV) with ray and kserve (a few minutes, once)"
+	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test-ray]"
 	@touch $@
 
 # NNSmith 0.1.0 is its newest release; it works with this torch and by its old exporter.
