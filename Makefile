@@ -16,6 +16,8 @@ TORCH_VENV := .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/installed
 RAY_VENV := .venv-ray
 RAY_STAMP := $(RAY_VENV)/installed
+KSERVE_VENV := .venv-kserve
+KSERVE_STAMP := $(KSERVE_VENV)/installed
 NNSMITH_VENV := .venv-nnsmith
 NNSMITH_STAMP := $(NNSMITH_VENV)/installed
 KINDS ?= single dynamic counted zero
@@ -26,7 +28,7 @@ FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: any-shape bench-any-shape bench-shapes
 .PHONY: bench-serve fuzz-serve soak-serve
-.PHONY: test-codegen test-torch test-ray test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
+.PHONY: test-codegen test-torch test-ray test-kserve test-gpu bench-gpu bench-capture bench-decode bench-decode-cpu
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -66,8 +68,11 @@ test-torch: $(TORCH_STAMP) ## from_torch and torch.compile on models of torchvis
 	$(TORCH_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/from_torch
 	$(TORCH_VENV)/bin/python -m pytest -rs tests/docs/test_python_blocks.py -k from-torch
 
-test-ray: $(RAY_STAMP) ## The server on clusters of Ray: nodes killed under load; manifests of KServe (installs ray and kserve)
+test-ray: $(RAY_STAMP) ## The server on clusters of Ray: nodes killed under load (installs ray)
 	$(RAY_VENV)/bin/python -m pytest -rs tests/serve/ray tests/packaging/test_manifests.py
+
+test-kserve: $(KSERVE_STAMP) ## Manifests of KServe against its Python models (installs kserve)
+	$(KSERVE_VENV)/bin/python -m pytest -rs --noconftest tests/packaging/test_kserve.py
 
 test-gpu: ## Everything on the GPU of this machine, with the torch and triton that are here
 	$(FROM_SOURCE) -m tests.gpu.sweep $(ARGS)
@@ -162,7 +167,7 @@ package: $(STAMP) ## Build wheel and sdist; install each in a clean environment 
 	$(BIN)/python scripts/package.py $(ARGS)
 
 clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(RAY_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(RAY_VENV) $(KSERVE_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
 $(DEMO): scripts/demo_model.py src/monograph/report/demo_model.py $(STAMP)
@@ -206,9 +211,16 @@ $(TORCH_STAMP): pyproject.toml
 
 $(RAY_STAMP): pyproject.toml
 	$(CHECK_PYTHON)
-	@echo "Setting up $(RAY_VENV) with ray and kserve (a few minutes, once)"
+	@echo "Setting up $(RAY_VENV) with ray (a few minutes, once)"
 	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test-ray]"
+	@touch $@
+
+$(KSERVE_STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Setting up $(KSERVE_VENV) with kserve (a minute or two, once)"
+	@test -x $(KSERVE_VENV)/bin/python || $(PYTHON) -m venv $(KSERVE_VENV)
+	@$(KSERVE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test-kserve]"
 	@touch $@
 
 # NNSmith 0.1.0 is its newest release; it works with this torch and by its old exporter.

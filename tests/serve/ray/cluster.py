@@ -47,10 +47,10 @@ class RayApplication:
         serve.run(app({"models": str(models)}), name="monograph", route_prefix="/")
         self.url = f"http://127.0.0.1:{port}"
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, path: str) -> None:
         end = time.monotonic() + START
         while time.monotonic() < end:
-            if self.get("/v2/health/ready")[0] == 200:
+            if self.get(path)[0] == 200:
                 return
             time.sleep(0.1)
         raise AssertionError(f"the application is not ready: {self.get('/v2/repository/index')}")
@@ -104,14 +104,23 @@ def _send(processes: list[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
+TOKEN = secrets.token_hex(32)
+
+
+def environment() -> dict[str, str]:
+    """Variables of Ray's processes; the token of the cluster is that of this test."""
+    return {"RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
 @contextlib.contextmanager
-def running(models: Path, nodes: int = 1) -> Iterator[RayApplication]:
-    """Run the application; the token of the cluster is that of this test."""
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def running(
+    models: Path, nodes: int = 1, ready: str = "/v2/health/ready"
+) -> Iterator[RayApplication]:
+    """Run the application until the block ends."""
+    os.environ.update(environment())
     made = RayApplication(models, nodes)
     try:
-        made.wait_ready()
+        made.wait_ready(ready)
         yield made
     finally:
         made.close()
