@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 
 import monograph
 from monograph.errors import ConfigError
+from monograph.generate.batching.options import RequestOptions
 from monograph.serve.failures import Failure, RequestError
 from monograph.serve.folder import find_models
-from monograph.serve.language.host_sampling import TokenSampling
 from monograph.serve.remote.host import ModelHost
 from monograph.serve.remote.messages import (
     Description,
@@ -37,8 +37,9 @@ from monograph.serve.settings import ServerSettings, read_settings
 from tests.serve.models import WEIGHTS, affine, language, save
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
-REQUEST = TokenRequest((5, 9, 17), 24, TokenSampling(temperature=1.2, seed=3))
-FIELD = {"x": X}
+REQUEST = TokenRequest((5, 9, 17), 24, RequestOptions(temperature=1.2, seed=3))
+SETTINGS = "[models.llama]\nmax_length = 96\nslots = 2\nbatch_invariant = true\n"
+FEEDS = {"x": X}
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Network:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> ServerSettings:
     folder = language(tmp_path_factory.mktemp("models"))
     affine(folder / "affine.onnx")
+    (folder / "monograph.toml").write_text(SETTINGS)
     return read_settings(folder)
 
 
@@ -123,7 +125,7 @@ def texts(settings: ServerSettings, link: Network) -> RemoteLanguageModel:
 
 
 def infer(model: RemoteTensorModel, seconds: float = 60.0) -> Any:
-    return asyncio.run(model.infer(FIELD, time.monotonic() + seconds))
+    return asyncio.run(model.infer(FEEDS, time.monotonic() + seconds))
 
 
 def tokens(model: RemoteLanguageModel, request: TokenRequest = REQUEST) -> list[GeneratedToken]:
@@ -218,7 +220,7 @@ def test_attempts_that_meet_on_a_host_share_a_run(hosts: dict[str, list[ModelHos
     model = host.describe("1")
 
     async def run() -> list[Any]:
-        attempt = InferAttempt("the same", "1", FIELD, 60)
+        attempt = InferAttempt("the same", "1", FEEDS, 60)
         first = asyncio.create_task(host.infer(attempt))
         others = [asyncio.create_task(host.infer(attempt)) for _ in range(3)]
         await asyncio.sleep(0)

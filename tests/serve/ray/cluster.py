@@ -108,8 +108,17 @@ TOKEN = secrets.token_hex(32)
 
 
 def environment() -> dict[str, str]:
-    """Variables of Ray's processes; the token of the cluster is that of this test."""
-    return {"RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+    """Variables of Ray's processes; the token of the cluster is that of this test.
+
+    Ray gives up proxies and workers that start slowly, as they do on a busy machine.
+    """
+    return {
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
+        "RAY_worker_register_timeout_seconds": "240",
+    }
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: `make test-ray` installs it")
 
+from monograph.generate.batching.options import RequestOptions
 from monograph.serve.folder import find_models
 from monograph.serve.language.generation import LanguageModel
-from monograph.serve.language.host_sampling import TokenSampling
 from monograph.serve.served import TokenRequest
 from monograph.serve.settings import read_settings
 from tests.serve.models import WEIGHTS, affine, language
@@ -31,6 +31,8 @@ SETTINGS = """
 request_seconds = 240
 [models.llama]
 max_length = 96
+slots = 4
+batch_invariant = true
 [ray]
 min_replicas = 3
 max_replicas = 3
@@ -71,7 +73,7 @@ def expected_streams(folder: Path) -> list[tuple[list[str], list[str]]]:
     model = LanguageModel(found, settings.for_model("llama"), settings.limits)
 
     async def one(i: int) -> tuple[list[str], list[str]]:
-        request = TokenRequest(tuple(prompt(i)), TOKENS, TokenSampling(**sampling(i)))
+        request = TokenRequest(tuple(prompt(i)), TOKENS, RequestOptions(**sampling(i)))
         tokens = [t async for t in model.generate(request) if t.text or t.finish]
         return [t.text for t in tokens], [t.finish for t in tokens if t.finish]
 

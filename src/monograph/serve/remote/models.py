@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from monograph.generate.batching.events import CANCELLED
 from monograph.generate.discover.folder import find_decoder
 from monograph.generate.text import Text
 from monograph.ir import Array
@@ -148,7 +149,7 @@ class RemoteLanguageModel(ServedLanguage):
         self.check(request)
         started = last = time.monotonic()
         self._count += 1
-        first = True
+        first, ended = True, False
         try:
             async with aclosing(self._tokens(request)) as tokens:
                 async for token in tokens:
@@ -157,13 +158,17 @@ class RemoteLanguageModel(ServedLanguage):
                     last, first = now, False
                     if token.finish is not None:  # the caller may stop to read here
                         self.statistics.succeeded(now - started)
+                        ended = True
                     yield token
         except Exception as error:
             kind = as_request_error(error).kind.name.lower()
             self.statistics.failed(kind, time.monotonic() - started)
+            ended = True
             raise
         finally:
             self._count -= 1
+            if not ended:
+                self.statistics.failed(CANCELLED, time.monotonic() - started)
 
     async def _tokens(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken, None]:
         deadline = time.monotonic() + self._limits.generation_seconds
