@@ -27,6 +27,7 @@ from monograph.runtime.numerics.stepwise import StepCheck
 from monograph.runtime.numerics.tolerance import Tolerance, tolerance_for, variances
 
 KERNEL, REWRITE, LOWERING, MODEL, SIDE = "kernel", "rewrite", "lowering", "model", "side"
+PRECISION = "precision"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Culprit:
     """The origin of the first difference."""
 
     kind: str
-    """"kernel", "rewrite", "lowering", "model" or "side"."""
+    """"kernel", "rewrite", "lowering", "model", "precision" or "side"."""
     side: int
     tensor: str | None
     nodes: tuple[NodeInfo, ...]
@@ -253,7 +254,8 @@ def _culprit(
             return Culprit(SIDE, side, row.tensor, nodes, row.check)
         fault = _broken_pass(sides[side], row.tensor, base)
         if fault is None:
-            return Culprit(LOWERING, side, row.tensor, nodes, row.check)
+            kind = PRECISION if _is_precision(sides[side], base) else LOWERING
+            return Culprit(kind, side, row.tensor, nodes, row.check)
         done = fault.rewrite
         named = _nodes(done.origin.split(ORIGINS_BETWEEN), base) if done is not None else ()
         return Culprit(REWRITE, side, row.tensor, named or nodes, row.check, fault)
@@ -284,6 +286,20 @@ def _first_added(rows: Sequence[Row], before: int | None) -> tuple[int, Row, Own
 
 def _nodes(labels: Sequence[str], base: OnnxTensors) -> tuple[NodeInfo, ...]:
     return tuple(base.by_label[n] for n in labels if n in base.by_label)
+
+
+def _is_precision(side: Observed, base: OnnxTensors) -> bool:
+    """Return True if a side has a lower precision, which explains how far its outputs are."""
+    session = side.session
+    assert session is not None
+    if session.config.precision == "f32" and not session.config.tf32:
+        return False
+    allowed = session.tolerances(base.feeds, reference=True)
+    known = [n for n in allowed if n in side.points and n in base.values]
+    pairs = ((n, side.points[n].data, base.reference[base.values[n]]) for n in known)
+    return bool(known) and all(
+        compare(OutputPath(n), _as(data, base, n), right, allowed[n]).ok for n, data, right in pairs
+    )
 
 
 def _broken_pass(side: Observed, tensor: str, base: OnnxTensors) -> BrokenPass | None:

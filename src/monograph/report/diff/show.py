@@ -11,6 +11,7 @@ from monograph.report.diff.compare import (
     KERNEL,
     LOWERING,
     MODEL,
+    PRECISION,
     REWRITE,
     SIDE,
     Culprit,
@@ -28,6 +29,8 @@ _BLAME = {
     REWRITE: "a rewrite changes the numbers",
     LOWERING: "kernels and passes are right: lowering the graph to steps changes the numbers",
     MODEL: "the two models differ here",
+    PRECISION: "the precision of this side explains the difference: its outputs are as near as that"
+    " allows",
     SIDE: "this side computes other numbers here than the reference does from the same operands",
 }
 ADDS_UP = "no step and no rewrite is wrong by itself: roundings add up"
