@@ -190,3 +190,42 @@ def test_a_session_tells_of_stages_and_of_the_host() -> None:
     # One for all shapes that were asked for, and none for the rows that were counted.
     assert stats["specialisations"] == 1
     assert stats["host_reasons"] == {"string_concat": "strings"}
+
+
+def test_the_short_path_of_a_run_takes_only_arrays_of_the_own_types() -> None:
+    """An input that only the later part reads is compared before the first part runs."""
+    part = Deferred("slice", ("starts", "stops"), (("steps", (1,)),))
+    bounds = value("i64[1]", "a"), value("i64[1]", "b")
+    sliced = part(Exp()(value("f32[9]")), *bounds)
+    executable = compiled(graph_of(Mul()(sliced, part(value("f32[9]", "y"), *bounds))))
+    x, y = (rng.normal(size=9).astype(np.float32) for _ in range(2))
+    feeds = {"x": x, "y": y, "a": np.array([1]), "b": np.array([4])}
+    expected = executable.run(feeds)[0]
+    (found,) = executable.try_run(feeds)
+    assert np.array_equal(found, expected)
+    runs = executable.runs
+    wrong = {"y": (y[:8], y.astype(np.float64), None), "x": (x[::2], x.astype(np.float64))}
+    for name, others in wrong.items():
+        for other in others:
+            assert executable.try_run(feeds | {name: other}) is None
+    assert executable.try_run(feeds, {"r0": np.empty(3, np.float32)}) is None
+    assert executable.runs == runs
+
+
+@pytest.mark.parametrize("size", [40, 1 << 20])
+def test_results_that_fill_part_of_their_room_belong_to_their_run(size: int) -> None:
+    """A large room that is nearly empty is not kept; no two runs or results share memory."""
+    found = NonZero()(value(f"f32[{size}]"))
+    executable = compiled(graph_of(found, found, Neg()(Cast(f32)(found))))
+    first, second = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    first[[3, 5, 7]] = 1
+    second[[2, 9]] = 1
+    made = [executable.run({"x": x}) for x in (first, second)]
+    for positions, results in zip(([3, 5, 7], [2, 9]), made, strict=True):
+        assert results[0].tolist() == results[1].tolist() == [positions]
+        assert results[2].tolist() == [[-p for p in positions]]
+    arrays = [x for results in made for x in results]
+    for i, x in enumerate(arrays):
+        assert not any(np.shares_memory(x, y) for y in arrays[:i])
+        room = x if x.base is None else x.base
+        assert room.nbytes <= max(2 * x.nbytes, 1 << 20)

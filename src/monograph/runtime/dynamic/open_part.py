@@ -132,15 +132,21 @@ class OpenPart:
         self._last: dict[int, Executable] = {}
         """The last executable of each code for all sizes."""
         self._gone = 0
+        self._found: tuple[tuple[Any, ...], Executable] | None = None
+        """What the last call found, with its key."""
 
     def find(self, data: Sequence[Any], sizes: Sizes) -> Executable:
         """Return what runs on these operands; sizes: those of the program around the part."""
         key = (*map(_key, self._formals, data), *sizes.values())
+        if self._found is not None and self._found[0] == key:
+            return self._found[1]
         found = self._bound.get(key) or self._exact.get(key)
         if found is None:
-            return self._find(key, data, sizes)
-        kept = self._bound if key in self._bound else self._exact
-        kept.move_to_end(key)
+            found = self._find(key, data, sizes)
+        else:
+            kept = self._bound if key in self._bound else self._exact
+            kept.move_to_end(key)
+        self._found = key, found
         return found
 
     def _find(self, key: tuple[Any, ...], data: Sequence[Any], sizes: Sizes) -> Executable:
@@ -268,10 +274,11 @@ class OpenPart:
 
 def _key(formal_: tuple[Formal, bool], data: Any) -> Any:
     """Return what of an operand decides the executable."""
+    dense = data.__class__ is np.ndarray
     if not formal_[1]:
-        return data.shape if data.__class__ is np.ndarray else None
-    plain = np.asarray(data)
-    return (plain.shape, plain.dtype.str, plain.tobytes())
+        return data.shape if dense else None
+    plain = data if dense else np.asarray(data)
+    return (plain.shape, plain.dtype.num, plain.tobytes())
 
 
 def _type(declared: Type, data: Any, own: Any, change: Change) -> Type:

@@ -8,6 +8,7 @@ executable counts these compilations. The host runs loops that no program can ho
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ from monograph.runtime.cache.object_cache import DiskCache
 from monograph.runtime.counts import Counts, RunCounters, why_staged
 from monograph.runtime.cpu.any_shape import AnyShape, compile_open_program
 from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
-from monograph.runtime.cpu.launch import fresh
+from monograph.runtime.cpu.launch import NativeExecutable, fresh
 from monograph.runtime.dynamic.host_loop import HostLoop
 from monograph.runtime.dynamic.open_part import OpenPart, Sizes, formal
 from monograph.runtime.executable import (
@@ -85,6 +86,8 @@ def _whole(data: Array, dtype: DType) -> Array:
     return np.ascontiguousarray(data).reshape(-1).view(dtype.numpy).reshape(data.shape[:-1])
 
 
+SMALL_ROOM = 1 << 20
+"""Bytes that a result may keep although it does not fill them."""
 KEPT = 16
 """Specialisations of what waits that a stage keeps."""
 
@@ -230,6 +233,11 @@ class Stages:
         self.loops = {loop: HostLoop(loop, _Parts(compiler)) for loop in parts.host_loops}
         waits = set(parts.waiting)
         self.later = [n for n, v in parts.whole.outputs if v in waits]
+        values = [v for _, v in parts.whole.outputs]
+        self.only_later = waits.issuperset(values) and len(set(values)) == len(values)
+        """True if the results of the last part are all outputs, each once."""
+        self.fed = [(i, n) for i, n in enumerate(self.names) if self.plain[i]]
+        """The operands of the last part that are no constants of it."""
         self.lock = ForkLock()
         self.counted = 0
         """The number of compilations that some executable counts."""
@@ -261,6 +269,17 @@ class OpenStages(ShapeCode):
         made = StagedExecutable(self._stages, self._code.executable(values), values)
         made.is_rest = self._is_rest
         return made
+
+
+def _fills(result: Any) -> bool:
+    """Return True if a result may keep its room: it is dense, and the room is small or half full.
+
+    A copy would take as long as the kernel that made the result.
+    """
+    room = result.base
+    if room is None or not result.flags.c_contiguous:
+        return False
+    return bool(room.nbytes <= SMALL_ROOM or 2 * result.nbytes >= room.nbytes)
 
 
 def _at(data: Any, sizes: Sizes) -> Any:
@@ -297,6 +316,11 @@ class StagedExecutable(Executable):
         self._compiler = stages.compiler
         self._lock = stages.lock
         self._loops = stages.loops
+        self._is_native = isinstance(first, NativeExecutable)
+        self._later_inputs = self._unchecked()
+        self._sources = list(self.parts.sources.items())
+        readers = Counter(source.result for _, source in self._sources)
+        self._only_readers = {v for v, s in self._sources if readers[s.result] == 1}
 
     def __repr__(self) -> str:
         return f"StagedExecutable(first={self.first!r}, specialisations={self.specialisations})"
@@ -305,26 +329,60 @@ class StagedExecutable(Executable):
         names = [name for name, _ in self.parts.whole.outputs]
         return deliver(names, self._run(feeds), out)
 
+    def try_run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs | None:
+        """Run on dense arrays of the inputs' own types; None for anything else."""
+        later = self._later_inputs
+        if later is None or out:
+            return None
+        for name, shape, dtype in later:
+            array = feeds.get(name)
+            if array.__class__ is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                return None
+        made = self.first.try_run(feeds)
+        return None if made is None else self._finish(feeds, made)
+
+    def _unchecked(self) -> list[tuple[str, tuple[int, ...], Any]] | None:
+        """Return the inputs that only later parts read; None if runs have to be prepared."""
+        first = self.first
+        if self._states or not isinstance(first, NativeExecutable):
+            return None
+        found: list[tuple[str, tuple[int, ...], Any]] = []
+        read = first.input_shapes
+        whole = self.parts.whole
+        for name, value in zip(whole.input_names, whole.inputs, strict=True):
+            if name in read:
+                continue
+            if not isinstance(value.type, TensorType) or not value.type.is_static:
+                return None
+            dims = value.tensor.static
+            shape = (evaluate(d.expression, self._sizes) if is_open(d) else d for d in dims)
+            found.append((name, tuple(shape), value.dtype.numpy))
+        return found
+
     def _run(self, feeds: Feeds) -> Outputs:
         if self._stops and self._compiler.recording():
             raise ExecutionError(
                 "a run whose sizes data decide cannot be recorded into a caller's graph",
                 given=self._why,
             )
+        if self._states:
+            feeds = {**feeds, **self._states}
+        return self._finish(feeds, self.first.run(feeds))
+
+    def _finish(self, feeds: Feeds, made: Outputs) -> Outputs:
+        """Run what waits for the results of the first program; return all outputs."""
         self.runs += 1
         if self._stops and not self.is_rest:
             self.counts.fallbacks[self._why] += 1
-        if self._states:
-            feeds = {**feeds, **self._states}
-        made = self.first.run(feeds)
-        data = {v: source.read(made) for v, source in self.parts.sources.items()}
+        data = {v: source.read(made) for v, source in self._sources}
         for loop, turned in self._loops.items():
             found = turned.run([self._read(v, data, feeds) for v in loop.inputs], self._sizes)
             items = ((v, v.op) for v in self.parts.host_loops[loop])
             data |= {v: found[op.index] for v, op in items if isinstance(op, Item)}
-        later: dict[str, Any] = {}
-        if self.parts.waiting:
-            later = self._go_on(data, feeds)
+        made = self._go_on(data, feeds) if self.parts.waiting else []
+        if self._shared.only_later:
+            return made
+        later = dict(zip(self._shared.later, made, strict=True))
         results: dict[Value, Any] = {}
         for name, v in self.parts.whole.outputs:
             found = later[name] if name in later else self._output(v, data, feeds)
@@ -335,8 +393,11 @@ class StagedExecutable(Executable):
     def _output(self, value: Value, data: Mapping[Value, Any], feeds: Feeds) -> Any:
         found = self._read(value, data, feeds)
         source = self.parts.sources.get(value)
-        whole = source is not None and source.count is None
-        return found if whole else fresh(found)
+        if source is None:
+            return fresh(found)
+        if source.count is None:
+            return found
+        return found if value in self._only_readers and _fills(found) else fresh(found)
 
     def _read(self, value: Value, data: Mapping[Value, Any], feeds: Feeds) -> Any:
         if value in data:
@@ -345,14 +406,14 @@ class StagedExecutable(Executable):
             return feeds[value.op.label]
         return _at(value.op.reference(), self._sizes)
 
-    def _go_on(self, data: Mapping[Value, Any], feeds: Feeds) -> dict[str, Any]:
+    def _go_on(self, data: Mapping[Value, Any], feeds: Feeds) -> Outputs:
         shared = self._shared
         given = [self._read(v, data, feeds) for v in shared.needed]
         with self._lock:
             executable = shared.rest.find(given, self._sizes)
-        every = zip(shared.names, given, shared.plain, strict=True)
-        made = executable.run({name: x for name, x, plain in every if plain})
-        return dict(zip(shared.later, made, strict=True))
+        feeds = {name: given[i] for i, name in shared.fed}
+        made = executable.try_run(feeds) if self._is_native else None
+        return executable.run(feeds) if made is None else made
 
     @property
     def tier(self) -> str:
