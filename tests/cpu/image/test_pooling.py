@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monograph.ir import dtype
 from monograph.ops.elementwise import Abs
 from monograph.ops.pool import ArgMaxPool, AveragePool, LpPool, MaxPool, Pool
 from tests.cpu.against import check
@@ -95,3 +96,15 @@ def test_nan_and_infinities_in_wide_windows() -> None:
     for kind in (MaxPool, AveragePool):
         pool = kind((5, 5), (1, 1), (2, 2), (2, 2), (1, 1), layout=LAST)
         check(graph_of(pool(value("f32[1, 9, 9, 3]"))), {"x": x}, steps=2)
+
+
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("kind", ["f32", "i8", "f64"])
+def test_places_of_the_largest_in_vectors_along_a_row(kind: str, column_major: bool) -> None:
+    """More windows in a row than lanes, none beyond the data; equal elements and NaN among them."""
+    x = np.random.default_rng(0).integers(-2, 3, (2, 3, 7, 75)).astype(dtype(kind).numpy)
+    if kind == "f32":
+        x[:, 1, 2:5, ::9] = np.nan
+    given = value(f"{kind}[2, 3, 7, 75]")
+    op = ArgMaxPool((3, 2), (2, 2), (0, 0), (0, 0), (1, 1), column_major=column_major)
+    check(graph_of(op(given)), {"x": x})

@@ -47,6 +47,19 @@ def test_small_integers(left: str, right: str, m: int, k: int, n: int) -> None:
     check(graph_of(out(x, value(f"{right}[{k}, {n}]", "w"))))
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    ("m", "k", "n", "part"),
+    [(29, 37, 150, 37), (13, 2048, 48, 2048), (26, 40, 64, 19), (40, 700, 96, 700)],
+)
+def test_rows_of_halves_are_widened_together(name: str, m: int, k: int, n: int, part: int) -> None:
+    """Whole vectors and a rest, rows apart by a page, rows of a slice, a chunk of the depth."""
+    x = Slice((0, k - part), (m, k), (1, 1))(value(f"{name}[{m}, {k}]"))
+    w = constant(weights(name, part, n))
+    graph = graph_of(Dot()(x, w), Dot()(x, value(f"{name}[{part}, {n}]", "w")))
+    check(graph)
+
+
 def test_batches() -> None:
     x, w = value("f16[2, 1, 4, 9]"), value("f16[3, 9, 21]", "w")
     check(graph_of(Dot()(x, w), Dot()(x, constant(weights("f16", 3, 9, 21)))))

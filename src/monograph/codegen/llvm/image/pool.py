@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
@@ -91,9 +91,13 @@ class _Pool:
         self.pointer = pointers(b, context.arguments)[self.x.source]
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)
-        runs = blocks(self.channels, self.lanes(), VECTORS)
-        each_pixel(b, context.threads, self.batch, self.outputs, runs, self.unit)
+        self.walk()
         return context.finish(b)
+
+    def walk(self) -> None:
+        """Compute every block of channels of every pixel."""
+        runs = blocks(self.channels, self.lanes(), VECTORS)
+        each_pixel(self.b, self.context.threads, self.batch, self.outputs, runs, self.unit)
 
     def unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
         """Compute one block of channels of one pixel; windows at the edges have a separate path."""
@@ -202,36 +206,79 @@ class _Lp(_Pool):
 
 
 class _ArgMax(_Pool):
-    """Carries the largest element so far and its index; -1 if there is none so far."""
+    """Carries the largest element so far and its index; -1 if there is none so far.
 
-    def lanes(self) -> int:
-        return 1
+    Lanes are places along the last axis: scalars would be selected by branches, which data decide.
+    """
 
-    def unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
+    def walk(self) -> None:
+        *outer, last = self.outputs
+        lanes = self.context.features.lanes(max(32, self.given.dtype.bits))
+        whole = math.prod(self.op.kernel) <= MOST_UNROLLED and self.windows.all_inside
+        planes = self.batch * self.channels
+
+        def unit(plane: Int, at: Int, place: list[Int], run: ChannelBlocks) -> None:
+            self._largest(plane, [*place, at], run.lanes if run.lanes > 1 else 0, whole)
+
+        runs = blocks(last, lanes if whole else 1, 1)
+        each_pixel(self.b, self.context.threads, planes, outer, runs, unit)
+
+    def _largest(self, plane: Int, place: list[Int], lanes: int, whole: bool) -> None:
         b = self.b
-        lowest = self.scalars.literal(0, self.given.dtype, 0).reg
-        start = [lowest, Reg("-1", "i64")]
-        _, found = self.windows.each(b, place, partial(self._compare, n, c), start)
-        plane = b.add(b.mul(n, self.channels), c)
-        # A window of padding only has found nothing.
-        first = b.maximum(found, 0)
-        total = b.add(first, b.mul(plane, math.prod(self.sizes)))
-        self.epilogue.store(index_in(self.op.layout, n, c, place), b.i64(total), 1)
+        n, c = b.div(plane, self.channels), b.mod(plane, self.channels)
+        lowest = self.scalars.literal(0, self.given.dtype, lanes).reg
+        start = [lowest, b.number(-1, "i64", lanes)]
+        each = self.windows.each_inside if whole else self.windows.each
+        _, found = each(b, place, partial(self._compare, n, c, lanes), start)
+        if not lanes:  # a window of padding only has found nothing
+            found = b.i64(b.maximum(found, 0))
+        before = b.splat(b.i64(b.mul(plane, math.prod(self.sizes))), lanes)
+        total = self.scalars.a.op("add", found, before)
+        for lane in range(max(lanes, 1)):
+            one = b.extract(total, lane) if lanes else total
+            at = [*place[:-1], b.add(place[-1], lane)]
+            self.epilogue.store(index_in(self.op.layout, n, c, at), one, 1)
 
     def _compare(
-        self, n: Int, c: Int, places: list[Int], _: list[Int], carried: list[Reg]
+        self, n: Int, c: Int, lanes: int, places: list[Int], _: list[Int], carried: list[Reg]
     ) -> list[Reg]:
         b, s, dtype = self.b, self.scalars, self.given.dtype
         best, found = Scalar(carried[0], dtype), carried[1]
-        at = self.x.position(b, n, c, places)
-        x = s.load(dtype, b.offset(self.pointer, b.mul(at, dtype.itemsize)))
+        x = self._load(self.x.position(b, n, c, places), lanes)
         better = s.less(best, x).reg
         if dtype.kind == FLOAT:
             first_nan = s.a.op("and", s.is_nan(x).reg, s.a.op("xor", s.is_nan(best).reg, 1))
             better = s.a.op("or", better, first_nan)
-        better = s.a.op("or", better, b.compare("slt", found, Reg("0", "i64")))
-        here = b.i64(self._number(places))
+        better = s.a.op("or", better, s.a.compare("slt", found, 0))
+        here = b.splat(b.i64(self._number(places)), lanes)
+        if lanes:
+            steps = ", ".join(f"i64 {k * self._lane_step}" for k in range(lanes))
+            here = s.a.op("add", here, Reg(f"<{steps}>", here.type))
         return [s.a.select(better, x.reg, best.reg), s.a.select(better, here, found)]
+
+    def _load(self, at: Int, lanes: int) -> Scalar:
+        """Load an element, or those of windows side by side."""
+        b, dtype = self.b, self.given.dtype
+        step = self.op.strides[-1] * self.x.spatial[-1]
+        each = [
+            self.scalars.load(
+                dtype, b.offset(self.pointer, b.mul(b.add(at, k * step), dtype.itemsize))
+            )
+            for k in range(max(lanes, 1))
+        ]
+        if not lanes:
+            return each[0]
+        made = Reg("poison", vector(lanes, each[0].reg.type))
+        for k, one in enumerate(each):
+            made = b.insert(made, one.reg, k)
+        return Scalar(made, dtype)
+
+    @property
+    def _lane_step(self) -> int:
+        """The numbers between the elements of windows side by side."""
+        assert isinstance(self.op, ArgMaxPool)
+        rest = math.prod(self.sizes[:-1]) if self.op.column_major else 1
+        return self.op.strides[-1] * rest
 
     def _number(self, places: Sequence[Int]) -> Int:
         """The number of an element within its plane."""
@@ -273,32 +320,38 @@ def unpool(context: KernelContext) -> Kernel:
     reader = ElementReader(context, b, scalars)
     epilogue = Epilogue(context, b)
     shape = anchor.tensor.static
-    zero = scalars.literal(0, anchor.dtype, 0).reg
+    lanes = context.features.lanes(max(32, anchor.dtype.bits))
 
-    def clear(n: Int, _: object, place: Sequence[Int], run: object) -> None:
-        epilogue.store([n, *place], zero, 1)
+    def clear(n: Int, c: Int, place: Sequence[Int], run: ChannelBlocks) -> None:
+        zero = scalars.literal(0, anchor.dtype, run.lanes if run.lanes > 1 else 0).reg
+        for v in range(run.vectors):
+            epilogue.store([n, *place, b.add(c, v * run.lanes)], zero, run.lanes)
 
-    each_pixel(b, context.threads, shape[0], shape[1:], blocks(1, 1, 1), clear)
+    rows = blocks(shape[-1], lanes, VECTORS)
+    each_pixel(b, context.threads, shape[0], shape[1:-1], rows, clear)
     synchronise(b, sync, context.threads)
     given = anchor.inputs[0].tensor.static
+    cut = [axis for axis, size in enumerate(shape) if size < counted[axis]]
 
-    def move(i: Int, _: list[Reg]) -> None:
-        at = b.coordinates(i, given)
+    def move(at: list[Int]) -> None:
         index = reader.load(anchor.inputs[1], at).reg
         wrong = b.compare("uge", index, Reg(str(total), "i64"))
         report(b, fault, wrong, index)
         safe = b.set("i64", f"select i1 {wrong}, i64 0, i64 {index}")
         to = b.coordinates(safe, counted)
         inside = Reg("true", "i1")
-        for number, size in zip(to, shape, strict=True):
-            fits = b.compare("slt", b.i64(number), b.i64(size))
+        for axis in cut:
+            fits = b.compare("slt", b.i64(to[axis]), b.i64(shape[axis]))
             inside = scalars.a.op("and", inside, fits)
         x = reader.load(anchor.inputs[0], at).reg
         b.when(inside, lambda: epilogue.store(to, x, 1))
 
-    def move_all() -> None:
-        b.loop(0, math.prod(given), 1, move)
+    def along(outer: list[Int]) -> None:
+        if len(outer) == len(given):
+            move(outer)
+        else:
+            b.loop(0, given[len(outer)], 1, lambda i, _: along([*outer, i]))
 
     # One thread, in order: of several elements for one position the last stays.
-    b.on_thread(0, move_all)
+    b.on_thread(0, lambda: along([]))
     return context.finish(b)

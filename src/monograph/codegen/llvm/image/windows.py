@@ -161,6 +161,11 @@ class Windows:
         """Runs a body at every tap inside the data, the last axis innermost."""
         return self._axis(b, list(outputs), body, list(carried), [], [])
 
+    @property
+    def all_inside(self) -> bool:
+        """True if every window of fixed sizes is entirely inside of the data."""
+        return all(isinstance(s, TapSpan) and s.inner == (0, len(s.first)) for s in self.spans)
+
     def inside(self, b: Builder, outputs: Sequence[Int]) -> Reg | bool:
         """Return True if a window is entirely inside of the data."""
         result: Reg | bool = True

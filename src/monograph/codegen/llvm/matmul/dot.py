@@ -29,6 +29,7 @@ from monograph.codegen.llvm.matmul.tiles import (
     split,
     streams,
 )
+from monograph.codegen.llvm.matmul.wide_rows import WideRows
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
     KernelContext,
@@ -64,6 +65,9 @@ class DotProblem:
 
 class DotKernel:
     """Tiles of accumulators over panels of columns; subclasses define the form of the weights."""
+
+    widens = True
+    """True if rows of 16-bit floats may be converted before they are multiplied."""
 
     def __init__(self, context: KernelContext) -> None:
         self.context = context
@@ -141,6 +145,7 @@ class DotKernel:
         region = self.context.step.region
         self.context.add(*self._read(), *region.outputs)
         self.packed = self._request_weights()
+        self.wide = self._widened_rows()
         if self.chunk:
             row = self.tile.vectors * self.lanes * self.sum_dtype.itemsize
             self.sums = self.context.argument(
@@ -152,6 +157,15 @@ class DotKernel:
         self._prepare()
         self._loops()
         return self.context.finish(b)
+
+    def _widened_rows(self) -> WideRows | None:
+        """Return the memory for rows in f32; None if products read them as they are."""
+        depth, kind = self.problem.depth, self.anchor.inputs[0].dtype
+        if not self.widens or is_open(depth) or kind.itemsize != 2 or not kind.is_float:
+            return None
+        if self._streams or self.tile.vectors == 1 or self.x.strides[-1] != 1:
+            return None
+        return WideRows(self.context, self.tile.rows, self.chunk or depth)
 
     def _request_weights(self) -> int:
         """Request packed weights; return the position of their pointer, or -1 for plain ones."""
@@ -296,6 +310,9 @@ class DotKernel:
         x = b.offset(x, b.mul(k0, self.x.strides[-1] * self.x_size))
         w = b.offset(w, b.mul(k0, step))
         first = b.add(b.mul(i, panel.size), panel.start)
+        if self.wide is not None:
+            scalars, kind = self.epilogue.elements.scalars, self.anchor.inputs[0].dtype
+            x = self.wide.fill(b, scalars, (x, kind), self.x.strides[-2], run.size, depth)
         valid = [self._valid(b.add(first, v)) for v in range(panel.size)]
         unroll = UNROLL if divides(UNROLL, depth) else 1
 
@@ -310,7 +327,7 @@ class DotKernel:
                     for v, column in enumerate(columns):
                         at = r * panel.size + v
                         sums[at] = self._multiply_add(factor, column, sums[at])
-            x_step = unroll * self.x.strides[-1] * self.x_size
+            x_step = unroll * (f32.itemsize if self.wide else self.x.strides[-1] * self.x_size)
             return [*sums, b.offset(xk, x_step), b.offset(wk, unroll * step)]
 
         carried, done = [*start, x, w], 0
@@ -384,6 +401,9 @@ class DotKernel:
 
     def _factor(self, x: Reg, r: int, u: int) -> Reg:
         """An element of x in every lane."""
+        if self.wide is not None:
+            place = self.b.offset(x, (r * self.wide.stride + u) * f32.itemsize)
+            return self.b.splat(self._load(f32, place, 0), self.lanes)
         at = (r * self.x.strides[-2] + u * self.x.strides[-1]) * self.x_size
         one = self._load(self.anchor.inputs[0].dtype, self.b.offset(x, at), 0)
         return self.b.splat(one, self.lanes)

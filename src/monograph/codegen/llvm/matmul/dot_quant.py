@@ -41,6 +41,8 @@ def dot_quant(context: KernelContext) -> Kernel:
 
 
 class _Coded(Decoded):
+    widens = False
+
     def __init__(self, context: KernelContext, codes: QuantisedWeights) -> None:
         self.codes = codes
         super().__init__(context)

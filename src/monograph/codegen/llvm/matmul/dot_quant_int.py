@@ -63,6 +63,8 @@ def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
 
 
 class Rounded(Decoded):
+    widens = False
+
     def __init__(self, context: KernelContext, codes: QuantisedWeights) -> None:
         self.codes = codes
         self.blocks = codes.depth // codes.block
