@@ -95,6 +95,8 @@ def larger() -> Iterator[tuple[str, Graph]]:
     sizes = ((512, 40), (512, 128), (512,), (384,), (1, 128), (1, 128))
     cell = Lstm()(x, *(weight("f16", *shape) for shape in sizes))
     yield "lstm", Graph((x,), (("y", Item(0)(cell)), ("h", Item(1)(cell))))
+    x, w = tensor("x", "u8", 128, 512), np.arange(512 * 64, dtype=np.int64).reshape(512, 64)
+    yield "dot bytes", graph_of(Dot(dtype("i32"))(x, constant(w.astype(np.int8))), x)
     yield "loop", looping()
     yield from decoding()
     yield from in_tf32()

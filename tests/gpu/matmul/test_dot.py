@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monograph.codegen.triton.module.kernel import Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Silu
@@ -12,7 +13,8 @@ from monograph.ops.elementwise import Add, Mul
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Transpose, Unsqueeze
-from tests.gpu.against import candidate_names, check
+from monograph.runtime.gpu.executable import compile_for_gpu
+from tests.gpu.against import candidate_names, check, device
 from tests.rules.checks import graph_of
 
 
@@ -46,11 +48,35 @@ def test_batches_broadcast() -> None:
 
 @pytest.mark.parametrize(
     ("left", "right", "out"),
-    [("i8", "i8", "i32"), ("u8", "i8", "i32"), ("i64", "i64", "i64"), ("f64", "f64", "f64")],
+    [("u8", "i8", "i64"), ("i64", "i64", "i64"), ("f64", "f64", "f64")],
 )
 def test_other_types(left: str, right: str, out: str) -> None:
     x, y = tensor("x", (18, 40), left), tensor("y", (40, 20), right)
     check(Graph((x, y), (("z", Dot(dtype(out))(x, y)),)), every=False)
+
+
+@pytest.mark.parametrize("left", ["i8", "u8"])
+@pytest.mark.parametrize("right", ["i8", "u8"])
+def test_bytes_are_products_of_the_matrix_units(left: str, right: str) -> None:
+    """All bytes occur, the outermost in most sums; a constant and an input on the right."""
+    x, y = tensor("x", (18, 70), left), tensor("y", (70, 20), right)
+    given = np.random.default_rng(0)
+    ends = {"i8": [-128, -1, 127], "u8": [0, 128, 255]}
+    feeds = {
+        v.op.label: np.where(
+            given.random(v.tensor.static) < 0.5,
+            given.choice(ends[str(v.dtype)], v.tensor.static),
+            given.integers(ends[str(v.dtype)][0], ends[str(v.dtype)][-1] + 1, v.tensor.static),
+        ).astype(v.dtype.numpy)
+        for v in (x, y)
+    }
+    out = Dot(dtype("i32"))
+    graph = graph_of(out(x, y), out(x, constant(feeds["y"])))
+    check(graph, feeds, every=False)
+    for bound in compile_for_gpu(graph, device().arch).works:
+        assert isinstance(bound.work, Launch)
+        assert "out_dtype=tl.int32" in bound.work.source
+        assert "[:, :, None]" not in bound.work.source
 
 
 def test_long_sums_are_split() -> None:

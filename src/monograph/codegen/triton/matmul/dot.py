@@ -13,7 +13,7 @@ from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
 from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, finish_from, tile
-from monograph.codegen.triton.emit.writer import power
+from monograph.codegen.triton.emit.writer import Writer, power
 from monograph.codegen.triton.matmul import fused_matvec, gemv, matrix_rows
 from monograph.codegen.triton.matmul.product import (
     MOST_TILES,
@@ -40,7 +40,7 @@ from monograph.codegen.triton.module.kernel import (
     variants,
 )
 from monograph.ir import DType, Value
-from monograph.ir.dtype import bf16, f16, f32, i8
+from monograph.ir.dtype import bf16, f16, f32, i8, i32, u8
 from monograph.ir.sizes import any_open, divides
 from monograph.ops.linear import Dot
 from monograph.program.fusion.fuse import inner_product
@@ -103,8 +103,10 @@ def viewed(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Cal
     return lambda t: t.as_strided(shape, strides, t.storage_offset() + offset)
 
 
-MATRIX = (f16, bf16, f32, i8)
-"""Element types that matrix units multiply."""
+MATRIX = (f16, bf16, f32)
+"""Floats that matrix units multiply."""
+BYTES = (i8, u8)
+"""Integers that matrix units multiply, u8 in two parts."""
 BUSY = 132 * 2
 """The programs that keep a large device busy; with fewer, splitting sums pays."""
 
@@ -313,19 +315,51 @@ def multiply(
     see `tf32`.
     """
     (x, of_x), (y, of_y) = left, right
+    if of_x in BYTES and of_y in BYTES and accumulator(out) == i32:
+        return _byte_products(elements.w, left, right, total)
     if of_x == of_y and of_x in MATRIX:
         if of_x == bf16 and context.arch.interpreted:
             # The interpreter would multiply the codes of bf16.
             x, y = f"{x}.to(tl.float32)", f"{y}.to(tl.float32)"
         x = rounded(context, elements.w, x, of_x)
         y = rounded(context, elements.w, y, of_y) if rounds_right else y
-        kind = "tl.int32" if of_x == i8 else "tl.float32"
         precision = dot_precision(context)
-        return f"tl.dot({x}, {y}, {total}, input_precision={precision}, out_dtype={kind})"
+        return f"tl.dot({x}, {y}, {total}, input_precision={precision}, out_dtype=tl.float32)"
     scalars, wide = elements.scalars, accumulator(out)
     a = scalars.cast(scalars.decoded(x, of_x), wide).reg
     b = scalars.cast(scalars.decoded(y, of_y), wide).reg
     return f"{total} + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
+
+
+def _byte_products(
+    w: Writer, left: tuple[str, DType], right: tuple[str, DType], total: str
+) -> str:
+    """total + x . y of bytes: products of i8 on the matrix units, summed in i32.
+
+    An unsigned byte is its lower seven bits and 128 times the highest, both of which i8 holds. A
+    sum wraps, as the reference does.
+    """
+
+    def parts(of: tuple[str, DType]) -> list[tuple[str, int]]:
+        x, kind = of
+        if kind == i8:
+            return [(x, 1)]
+        x = w.let(x, "u")
+        low, high = (w.let(f"({x} {how}).to(tl.int8)", "b") for how in ("& 127", ">> 7 & 1"))
+        return [(low, 1), (high, 128)]
+
+    def product(x: str, y: str, before: str | None) -> str:
+        added = f", {before}" if before else ""
+        return f"tl.dot({x}, {y}{added}, out_dtype=tl.int32)"
+
+    for x, x_scale in parts(left):
+        for y, y_scale in parts(right):
+            scale = x_scale * y_scale
+            if scale == 1:
+                total = w.let(product(x, y, total), "d")
+            else:
+                total = w.let(f"{total} + {product(x, y, None)} * {scale}", "d")
+    return total
 
 
 def _finish_parts(
