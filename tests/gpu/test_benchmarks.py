@@ -11,7 +11,8 @@ from typing import ClassVar
 import onnx
 import pytest
 import torch
-from benchmarks import gpu_contenders, gpu_models
+from benchmarks import gpu_cliffs, gpu_contenders, gpu_models
+from benchmarks.cliff_cases import CASES, Case, write_case
 from benchmarks.gpu_contenders import COMPILED, EAGER, MONOGRAPH, Problem, random_feeds
 from benchmarks.gpu_timing import Clock
 from benchmarks.torch_model import TorchModel
@@ -120,3 +121,18 @@ def test_a_part_of_the_sweep_shares_its_cases_out(monkeypatch: pytest.MonkeyPatc
     assert found.counts["samples"]["right"] >= 2
     assert found.counts["conformance"]["right"] >= 1
     assert not found.problems
+
+
+def test_a_cliff_is_a_case_that_is_slower_than_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = Case("float[9,16] x", gpu_cliffs._trees(3, 7))
+    monkeypatch.setitem(CASES, "few trees", trees)
+    found = gpu_cliffs.measure(
+        "few trees", *write_case("few trees", tmp_path), "gpu:interpreter", "off"
+    )
+    assert found.differs < 1e-5
+    assert found.kernels >= 1
+    assert "few trees" in found.line()
+    for gpu, cpu, missed in ((3e-4, 2.5e-4, True), (3e-4, 2.9e-4, False), (3e-4, 1e-4, False)):
+        assert gpu_cliffs.GpuCliff("x", gpu, cpu, 1, 0.0, 0.0).missed == missed

@@ -331,9 +331,7 @@ def multiply(
     return f"{total} + tl.sum({a}[:, :, None] * {b}[None, :, :], 1)"
 
 
-def _byte_products(
-    w: Writer, left: tuple[str, DType], right: tuple[str, DType], total: str
-) -> str:
+def _byte_products(w: Writer, left: tuple[str, DType], right: tuple[str, DType], total: str) -> str:
     """total + x . y of bytes: products of i8 on the matrix units, summed in i32.
 
     An unsigned byte is its lower seven bits and 128 times the highest, both of which i8 holds. A
