@@ -190,7 +190,7 @@ class Workspace:
         self.slots = self.memory[BARRIER_BYTES:slots].view(np.int64)
         self.faults = self.memory[slots:faults].view(np.int64).reshape(-1, FAULT_BYTES // 8)
         # Bytes are compared in a tenth of the time that numpy takes to look at a small array.
-        self.fault_bytes = memoryview(self.memory[slots:faults])
+        self.fault_bytes = self.memory[slots:faults].data
         self.no_faults = bytes(faults - slots)
         self.address = int(self.memory.ctypes.data)
         self.memory[SHARING:BARRIER_BYTES].view(np.int64)[0] = self.address + sharing
