@@ -133,7 +133,7 @@ class OpenPart:
         """The last executable of each code for all sizes."""
         self._gone = 0
         self._found: tuple[tuple[Any, ...], Executable] | None = None
-        """What the last call found, with its key."""
+        """The key and the result of the last call."""
 
     def find(self, data: Sequence[Any], sizes: Sizes) -> Executable:
         """Return what runs on these operands; sizes: those of the program around the part."""
