@@ -85,6 +85,16 @@ def test_commands_run(block: Block) -> None:
             Path(file).write_text(done.stdout)
 
 
+def test_no_line_of_a_block_is_left_out_unnoticed() -> None:
+    """`test_migration.py` runs the program; `diff` only shows two files that other lines write."""
+    run = [b for b in SHELL if not b.not_run and b.needs != "server"]
+    other = {x for b in run for x in _lines(b) if x and not x.startswith("monograph ")}
+    assert other == {
+        "python -m monograph.onnxruntime program.py model.onnx",
+        "diff before.txt after.txt",
+    }
+
+
 def test_make_targets_exist() -> None:
     known = set(re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"test", "bench-gpu", "bench-decode-cpu"} <= known
