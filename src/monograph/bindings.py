@@ -43,6 +43,7 @@ from monograph.targets import REWRITES, open_target
 # The frontend, the rewrites and the compiler take longer to import than a compiled model takes to
 # load: what needs them imports them.
 if TYPE_CHECKING:
+    from monograph.ir.sizes import SizeScope
     from monograph.model import Model
     from monograph.runtime.cache.package import Package
     from monograph.runtime.dynamic import staged
@@ -407,17 +408,23 @@ class Bindings:
         """Compile code whose guards allow these shapes, and as many others as possible."""
         import_whole(*_COMPILES)
         from monograph.ir.size_expressions import forget_results
+
+        try:
+            return self.target.compile_any_shape(*self.opened(shapes))
+        finally:
+            forget_results()
+
+    def opened(self, shapes: Shapes) -> tuple[Graph, SizeScope]:
+        """Return the graph of code for any shape after the passes, compiled for these shapes."""
         from monograph.ir.sizes import SizeScope
         from monograph.runtime.shape_code import open_shapes
 
         ports = (*self.signature.inputs, *self.signature.optional)
         declared = {p.name: p.shape for p in ports if p.shape is not None}
         scope = SizeScope()
-        graph = self.model.opened(open_shapes(declared, shapes, scope))
-        try:
-            return self.target.compile_any_shape(self.target.optimise(graph), scope)
-        finally:
-            forget_results()
+        with self._lock:
+            graph = self.model.opened(open_shapes(declared, shapes, scope))
+            return self.target.optimise(graph), scope
 
     def compiled(self, feeds: dict[str, Any]) -> Executable:
         """Compile an executable for such feeds now."""

@@ -23,6 +23,7 @@ from monograph.runtime.progress import Progress, check_progress, silent
 if TYPE_CHECKING:
     import onnx
 
+    from monograph.ir.sizes import SizeScope
     from monograph.program.dynamic.batch_axis import BatchProof
     from monograph.runtime.dynamic import staged
     from monograph.runtime.executable import Executable
@@ -219,6 +220,14 @@ class Session(Calls):
     def optimised_graph(self, feeds: Mapping[str, Any]) -> Graph:
         """Return the graph that the target compiles for these feeds, after the passes."""
         return self._bindings.optimised(self._checked(feeds))
+
+    def opened_graph(self, feeds: Mapping[str, Any]) -> tuple[Graph, SizeScope]:
+        """Return the graph of code for any shape after the passes, and its open sizes.
+
+        The hints of the sizes are those of these feeds.
+        """
+        arrays = {n: x for n, x in self._checked(feeds).items() if isinstance(x, np.ndarray)}
+        return self._bindings.opened({name: x.shape for name, x in arrays.items()})
 
     def executable(self, feeds: Mapping[str, Any]) -> Executable:
         """Return the executable of a run on these feeds; it is compiled now if it is new."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from monograph.bindings import NOTHING_OPEN
 from monograph.compat.onnx_backend import Backend, MonographRep
 
 ANY_SHAPE = "any shape"
@@ -39,7 +40,7 @@ class OpenRep(MonographRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         made = super().run(inputs, **kwargs)
         stats = self.session.stats
-        reasons.append(stats["exact_reason"] or ANY_SHAPE)
+        reasons.append(stats.get("exact_reason", NOTHING_OPEN) or ANY_SHAPE)
         return made
 
 

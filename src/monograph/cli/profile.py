@@ -20,6 +20,7 @@ from monograph.cli.options import (
     Model,
     Precision,
     Seed,
+    Specialise,
     Tf32,
     Threads,
     Tune,
@@ -60,6 +61,7 @@ def profile(
     warm_ups: WarmUps = 3,
     threads: Threads = None,
     dim: Dims = None,
+    specialise: Specialise = None,
     input_: InputFiles = None,
     inputs: Archive = None,
     input_range: InputRanges = None,
@@ -82,6 +84,8 @@ def profile(
     its bytes, at the peaks measured here) divided by its time. Look at steps with much time and a
     low "of peak". "waiting" is the share of time that threads wait for each other.
 
+    --specialise off times the code that serves every shape, at the sizes of --dim.
+
     With --target gpu, "time" is the time of a step's launches on the device, and "gap" is the idle
     time before them. The steps run without a captured graph and do not overlap; the time of a
     whole run is measured with a graph, except with --capture off.
@@ -95,6 +99,8 @@ def profile(
 
     monograph profile model.onnx --inputs recorded.npz --threads 2 --trace run.json
 
+    monograph profile model.onnx --specialise off --dim width=320
+
     monograph profile model.onnx --target gpu --precision f16 --trace run.json
     """
     with reporting(as_json, debug):
@@ -104,7 +110,16 @@ def profile(
         target = make_config(target=target).target
         check_folder(trace)
         request = make_request(
-            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
+            model,
+            target,
+            dim,
+            input_,
+            inputs,
+            seed,
+            ranges=input_range,
+            values=value,
+            specialise=specialise,
+            **gpu,
         )
         asked = _Asked(request, top, trace, runs, warm_ups, as_json)
         if target.partition(":")[0] == "gpu":

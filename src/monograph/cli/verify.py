@@ -35,6 +35,7 @@ from monograph.cli.options import (
     Replay,
     Rtol,
     Seed,
+    Specialise,
     Target,
     Tf32,
     Tune,
@@ -53,6 +54,7 @@ def verify(
     against: Against = None,
     only: Only = None,
     dim: Dims = None,
+    specialise: Specialise = None,
     input_: InputFiles = None,
     inputs: Archive = None,
     input_range: InputRanges = None,
@@ -87,6 +89,8 @@ def verify(
     on the same operands, and from the inputs of the model, and names the first wrong step. If all
     steps are right and outputs differ, it names the wrong pass.
 
+    --specialise off checks the code that serves every shape, at the sizes of --dim.
+
     --replay compares replayed runs with runs without replay, bit for bit: with random inputs, at
     other addresses, in another order and with alternating shapes. On the CPU it compares native
     code that has run before with fresh sessions. The exit code is 1 also if no run was one launch.
@@ -102,7 +106,16 @@ def verify(
     with reporting(as_json, debug):
         gpu = {"precision": precision, "tf32": tf32, "tune": tune_, "capture": capture}
         request = make_request(
-            model, target, dim, input_, inputs, seed, ranges=input_range, values=value, **gpu
+            model,
+            target,
+            dim,
+            input_,
+            inputs,
+            seed,
+            ranges=input_range,
+            values=value,
+            specialise=specialise,
+            **gpu,
         )
         how = _How(against, rtol, atol, any_order or [], only or [])
         if bisect:

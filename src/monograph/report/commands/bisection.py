@@ -20,9 +20,10 @@ from monograph.report.commands.execute import (
     RunRequest,
     VerifyResult,
     advising,
+    compiled_graph,
     verify_model,
 )
-from monograph.runtime.cpu.instrumented import compile_stepped
+from monograph.runtime.cpu.instrumented import OpenGraph, compile_stepped
 from monograph.runtime.dynamic.staged import compile_stages
 from monograph.runtime.executable import EXACT
 from monograph.runtime.inputs import Chosen
@@ -58,7 +59,7 @@ class StepsChecked:
     launches: tuple[Difference, ...]
     """The outputs of one launch per step, compared with those of one launch for all.
 
-    Both are exact code: code for any shape may add in another order.
+    Both are exact code, or both code for any shape: these may add in another order.
     """
 
     @property
@@ -134,10 +135,10 @@ def check_passes(
 def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
     """Run a model step by step on the CPU, and every step by the reference."""
     checker, compiler = StepChecker(), session.compiler()
-    graph = session.optimised_graph(feeds)
+    graph = compiled_graph(session, feeds)
     stepped = compile_stepped(graph, compiler, checker.observe)
-    exact = session.executable(feeds).tier == EXACT
-    run = session.run if exact else compile_stages(graph, compiler).run
+    own = isinstance(graph, OpenGraph) or session.executable(feeds).tier == EXACT
+    run = session.run if own else compile_stages(session.optimised_graph(feeds), compiler).run
     names = [p.name for p in session.outputs]
     apart = dict(zip(names, stepped(feeds), strict=True))
     whole = dict(zip(names, run(feeds), strict=True))

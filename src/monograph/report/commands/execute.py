@@ -20,7 +20,7 @@ from monograph.errors import (
     did_you_mean,
     some_of,
 )
-from monograph.ir import OptionalType
+from monograph.ir import Graph, OptionalType
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.report.commands.input_files import (
     INPUT_PREFIX,
@@ -31,6 +31,7 @@ from monograph.report.commands.input_files import (
 )
 from monograph.runtime.atomic_write import replacing_named
 from monograph.runtime.cache.store import is_package
+from monograph.runtime.cpu.instrumented import OpenGraph
 from monograph.runtime.inputs import Chosen, Inputs
 from monograph.runtime.numerics.compare import (
     Difference,
@@ -71,9 +72,15 @@ class RunRequest:
     chosen: Chosen = field(default_factory=Chosen)
     """Ranges and values of inputs without an array."""
 
+    @property
+    def any_shape(self) -> bool:
+        """True for code for any shape: `dims` are sizes of this run, and stay open."""
+        return self.options.get("specialise") == "off"
+
     def load(self, **options: Any) -> Session:
         chosen = {**self.options, **options}
-        return load(self.model, self.target, dims=self.dims, progress=self.progress, **chosen)
+        dims = None if self.any_shape else self.dims
+        return load(self.model, self.target, dims=dims, progress=self.progress, **chosen)
 
     def inputs(
         self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None
@@ -89,11 +96,13 @@ class RunRequest:
         if recorded is not None:
             _check_recorded(session, given)
         packaged = session.packaged_sizes
-        made = draw_inputs(session, given, self.seed, chosen=self.chosen)
+        sizes = self.dims if self.any_shape else None
+        made = draw_inputs(session, given, self.seed, chosen=self.chosen, sizes=sizes)
         if made.random:
             note(f"{RANDOM} (seed {self.seed}): {', '.join(map(made.described, made.random))}")
-        if made.assumed:
-            listed = ", ".join(f"{k}={v}" for k, v in made.assumed.items())
+        assumed = {k: v for k, v in made.assumed.items() if k not in (sizes or {})}
+        if assumed:
+            listed = ", ".join(f"{k}={v}" for k, v in assumed.items())
             advice = "; change them with --dim NAME=SIZE"
             if packaged:
                 sets = "sets of sizes, chosen with --dim"
@@ -311,6 +320,12 @@ def _check_sides(session: Session, other: str, named: Collection[str]) -> None:
             given=unknown,
             hint=did_you_mean(unknown, names),
         )
+
+
+def compiled_graph(session: Session, feeds: Mapping[str, Any]) -> Graph | OpenGraph:
+    """Return the graph of the code that serves feeds: with open sizes for any shape."""
+    is_open = session.config.specialise == "off" and not session.stats["exact_reason"]
+    return OpenGraph(*session.opened_graph(feeds)) if is_open else session.optimised_graph(feeds)
 
 
 def _read_feeds(session: Session, path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from monograph.ir import Array
 from monograph.program.program import Step
 from monograph.program.work import step_work
 from monograph.report.commands.bench import TOO_LITTLE_WORK, Peaks, known, measure_peaks
-from monograph.report.commands.execute import Notes, RunRequest, advising
+from monograph.report.commands.execute import Notes, RunRequest, advising, compiled_graph
 from monograph.report.render.console import table
 from monograph.report.render.tables import count_text, made_text, nodes_text, seconds_text
 from monograph.rewrite import Work
@@ -140,7 +140,7 @@ def profile_model(
     feeds = made.feeds
     heard: list[TimedRun] = []
     with until_ready(request.progress), advising(made):
-        run = compile_timed(session.optimised_graph(feeds), session.compiler(), heard.append)
+        run = compile_timed(compiled_graph(session, feeds), session.compiler(), heard.append)
 
     def record() -> StepRecorder:
         heard.clear()

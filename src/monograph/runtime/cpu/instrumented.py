@@ -3,7 +3,8 @@
 Both are compiled from the same program as a plain run, from the same kernels, into the same plan
 of memory. A timed run writes time stamps around its steps; a stepped run makes a launch of every
 step and shows what it reads and what it writes. Where data decide shapes, a run is made of several
-programs (`runtime.dynamic.staged`): each is looked at when its turn comes.
+programs (`runtime.dynamic.staged`): each is looked at when its turn comes. Of code for any shape,
+what is told has the sizes of the run.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ import numpy as np
 from monograph.codegen.llvm.module.assembler import Module, Segment
 from monograph.codegen.llvm.module.compile import compile_program
 from monograph.config import make_config
-from monograph.ir import Array, Graph, Value
+from monograph.ir import Array, Graph, TensorType, Value
+from monograph.ir.size_expressions import Symbol, evaluate
+from monograph.ir.sizes import SizeScope
+from monograph.program.dynamic.at_hints import program_at_hints
 from monograph.program.fusion.op_classes import is_join, is_view
 from monograph.program.program import Program, Step
 from monograph.runtime.cpu.executable import CpuExecutable, RunState, object_code, useful_threads
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.cpu.native import NativeCode
-from monograph.runtime.dynamic.staged import Compiler, compile_stages
+from monograph.runtime.dynamic.staged import Compiler, compile_open, compile_stages
+from monograph.runtime.executable import Executable
+from monograph.runtime.shape_code import ShapeCode, Shapes
 
 Seen = TypeVar("Seen")
 
@@ -49,6 +55,9 @@ class _Observed(CpuExecutable, Generic[Seen]):
         super().__init__(program, module, code, threads)
         self._tell = tell
         self._whole = None  # the short way does not come by here
+        self._at_hints = program_at_hints(program)
+        if (scope := program.scope) is not None:
+            self._sizes = np.array([evaluate(e, scope.hints) for e in scope.table], np.int64)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,15 @@ class _Timed(_Observed[TimedRun]):
         for index, (begin, end) in host.items():
             stamps[:, index] = end
             stamps[0, index] = begin, end
-        self._tell(TimedRun(self.module, self.program, stamps))
+        steps = self._at_hints.steps
+        told = [
+            replace(s, steps=tuple(steps[t] for t in s.steps))
+            if isinstance(s, Segment)
+            else steps[s]
+            for s in self.module.segments
+        ]
+        module = replace(self.module, segments=tuple(told))
+        self._tell(TimedRun(module, self._at_hints.program, stamps))
 
 
 @dataclass(frozen=True)
@@ -119,7 +136,18 @@ class _Stepped(_Observed[SteppedRun]):
                 self._host(segment, run)
             outputs = {v: fresh(read(v)) for v in step.region.outputs}
             written |= {v: _digest(x) for v, x in outputs.items() if v not in run.held}
-            self._tell(SteppedRun(self.program, given, step, native, inputs, outputs, overwritten))
+            seen = self._at_hints
+            self._tell(
+                SteppedRun(
+                    seen.program,
+                    given,
+                    seen.steps[step],
+                    native,
+                    seen.shown(inputs),
+                    seen.shown(outputs),
+                    tuple(seen.values.get(v, v) for v in overwritten),
+                )
+            )
 
 
 def stored_parts(value: Value, stored: Container[Value]) -> Iterator[Value]:
@@ -140,17 +168,40 @@ def _digest(array: Array) -> bytes:
     return hashlib.blake2b(plain.data, digest_size=16).digest()
 
 
+class _ObservedCode(ShapeCode):
+    """Code for any shape that is looked at, at the sizes that it was compiled for."""
+
+    def __init__(self, scope: SizeScope, shapes: Shapes, made: CpuExecutable) -> None:
+        self.scope, self.shapes = scope, shapes
+        self._made = made
+
+    def bind(self, given: Shapes) -> dict[Symbol, int] | None:
+        values = super().bind(given)
+        return values if values == self.scope.hints else None
+
+    def executable(self, values: Mapping[Symbol, int]) -> Executable:
+        return self._made
+
+
 @dataclass(frozen=True)
 class _Observing(Compiler, Generic[Seen]):
     """Compiles as a session would, but for the way it is looked at."""
 
     kind: type[_Observed[Seen]] = _Observed
     tell: Callable[[Seen], None] = lambda _: None
+    any_shape: bool = False
+    """Look at code for any shape."""
 
     @property
     def opens(self) -> bool:
-        """Return False: each program that runs is observed."""
-        return False
+        """True if parts of a program are code for any shape too."""
+        return self.any_shape
+
+    def open_program(  # type: ignore[override]
+        self, program: Program, scope: SizeScope, shapes: Shapes
+    ) -> ShapeCode:
+        """Compile a program with open sizes for the sizes of its hints."""
+        return _ObservedCode(scope, shapes, self.executable(program))
 
     def executable(self, program: Program) -> CpuExecutable:
         threads = useful_threads(program, self.threads)
@@ -173,13 +224,39 @@ Run = Callable[[Mapping[str, Any]], list[Any]]
 """Makes outputs of feeds."""
 
 
-def compile_timed(graph: Graph, compiler: Compiler, tell: Callable[[TimedRun], None]) -> Run:
+@dataclass(frozen=True)
+class OpenGraph:
+    """An optimised graph with open sizes; the sizes of its hints are those that are run."""
+
+    graph: Graph
+    scope: SizeScope
+
+
+def compile_timed(
+    graph: Graph | OpenGraph, compiler: Compiler, tell: Callable[[TimedRun], None]
+) -> Run:
     """An optimised graph, compiled so that its steps are timed; `tell` gets each program's."""
-    own = {f.name: getattr(compiler, f.name) for f in fields(compiler)}
-    return compile_stages(graph, _Observing(**own, kind=_Timed, tell=tell)).run
+    return _observed(graph, compiler, _Timed, tell)
 
 
-def compile_stepped(graph: Graph, compiler: Compiler, tell: Callable[[SteppedRun], None]) -> Run:
+def compile_stepped(
+    graph: Graph | OpenGraph, compiler: Compiler, tell: Callable[[SteppedRun], None]
+) -> Run:
     """An optimised graph, compiled so that `tell` sees each step when it has run."""
+    return _observed(graph, compiler, _Stepped, tell)
+
+
+def _observed(
+    graph: Graph | OpenGraph,
+    compiler: Compiler,
+    kind: type[_Observed[Seen]],
+    tell: Callable[[Seen], None],
+) -> Run:
     own = {f.name: getattr(compiler, f.name) for f in fields(compiler)}
-    return compile_stages(graph, _Observing(**own, kind=_Stepped, tell=tell)).run
+    if isinstance(graph, Graph):
+        return compile_stages(graph, _Observing(**own, kind=kind, tell=tell)).run
+    types = zip(graph.graph.input_names, graph.graph.input_types, strict=True)
+    shapes = {name: t.static for name, t in types if isinstance(t, TensorType)}
+    observing = _Observing(**own, kind=kind, tell=tell, any_shape=True)
+    code = compile_open(graph.graph, observing, graph.scope, shapes)
+    return code.executable(graph.scope.hints).run
