@@ -20,7 +20,14 @@ import numpy as np
 from monograph.config import Config
 from monograph.errors import ConfigError, FeedError
 from monograph.ir import Array, Graph, TensorType
-from monograph.runtime.cache.store import CacheStore, Shapes, UnreadModel, is_package, open_store
+from monograph.runtime.cache.store import (
+    ArtefactReaders,
+    CacheStore,
+    Shapes,
+    UnreadModel,
+    is_package,
+    open_store,
+)
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
 from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
 from monograph.runtime.cpu.backend import CpuBackend
@@ -99,8 +106,11 @@ class Bindings:
             self.target.threads = self._package.options.get("threads", 0)
             self.donate = self._package.options["donate"]
         else:
-            self._store = open_store(source, config, dims, donate)
-        self.variants = Variants(self._package or self._store, progress)
+            readers = ArtefactReaders(self.target.read_artefact, self.target.read_variant)
+            options = self.target.store_options(dims, donate)
+            names = (*dims, *donate, *donate.values())
+            self._store = open_store(source, config, names, options, readers)
+        self.variants = Variants(self._package or self._store, progress, self.target.open_variant)
         """The code for any shape."""
         with until_ready(self._progress):
             self.signature = self._signature()
@@ -325,7 +335,7 @@ class Bindings:
         if store is None or shapes is None:
             return None
         artefact = store.find(shapes)
-        if artefact is None:
+        if artefact is None or not self.target.accepts(artefact):
             return None
         self._progress("load", 0, 1)
         self.found += 1
@@ -348,13 +358,16 @@ class Bindings:
         made = self.compiled(feeds)
         self.seconds += time.perf_counter() - started
         shapes = self._shapes(feeds)
-        if self._store is None or shapes is None or not isinstance(made, CpuExecutable):
+        possible = isinstance(made, CpuExecutable) or self.target.enqueues
+        artefact = made.artefact() if possible and self._store is not None else None
+        if self._store is None or shapes is None or artefact is None:
             _log.info("the compiled model is not stored on disk as a whole")
             return made
-        stored = self._store.keep(shapes, made.artefact())
+        stored = self._store.keep(shapes, artefact)
         if stored is None:
             return made
-        made.adopt(stored, _compiler(self._given, shapes, _dtypes(feeds)))
+        if isinstance(made, CpuExecutable):
+            made.adopt(stored, _compiler(self._given, shapes, _dtypes(feeds)))
         if all(isinstance(p.type, TensorType) and p.type.is_static for p in self.signature.inputs):
             # There will be no other shapes; what else is asked of the model, it is read for again.
             self._model = None

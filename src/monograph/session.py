@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from monograph.program.dynamic.batch_axis import BatchProof
     from monograph.runtime.dynamic import staged
     from monograph.runtime.executable import Executable
-    from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
+    from monograph.runtime.gpu.cross_compiler import CrossCompiler
+    from monograph.runtime.gpu.target import GpuBackend
     from monograph.runtime.numerics.tolerance import Tolerance
 
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"

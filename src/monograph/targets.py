@@ -17,7 +17,8 @@ from monograph.runtime.reference import ReferenceTarget
 from monograph.runtime.target import Target
 
 if TYPE_CHECKING:
-    from monograph.runtime.gpu.target import CrossCompiler, GpuBackend
+    from monograph.runtime.gpu.cross_compiler import CrossCompiler
+    from monograph.runtime.gpu.target import GpuBackend
 
 REWRITES = ("monograph.passes.base", "monograph.pipeline", "monograph.rewrite")
 """Modules that are imported when a model is first rewritten."""

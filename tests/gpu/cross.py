@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import ARCHES, Arch, GpuContext
+from monograph.codegen.triton.module.kernel import GpuContext
+from monograph.codegen.triton.module.launch import ARCHES, Arch
 from monograph.codegen.triton.module.layout import lay_out
 from monograph.errors import CodegenError, MonographError
 from monograph.ir import Graph, Input, Item, TensorType, Value, constant, dtype, parse_graph, unpack
@@ -41,7 +42,8 @@ from monograph.ops.reduce import ReduceMax, ReduceSum
 from monograph.ops.shape import Slice, Transpose
 from monograph.program.dynamic.bounded import bounded_loop
 from monograph.program.fusion.op_classes import is_native
-from monograph.runtime.gpu.build.compiler import CompileRequest, build_all
+from monograph.runtime.gpu.build.binaries import CompileRequest
+from monograph.runtime.gpu.build.compiler import build_all
 from monograph.runtime.gpu.build.tune import requests_of
 from monograph.runtime.gpu.executable import lower_for_gpu, only_host
 from tests.cpu.any_shape_cases import opened

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.kernel import Launch
-from monograph.codegen.triton.module.layout import BufferRef
+from monograph.codegen.triton.module.launch import BufferRef, Launch
 from monograph.runtime.gpu.build.compiler import function
 from monograph.runtime.gpu.driver.devices import _INTERPRETING, Interpreter
 from monograph.runtime.gpu.tensors import TORCH, stored

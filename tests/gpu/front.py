@@ -24,9 +24,10 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from monograph.codegen.triton.module.kernel import ARCHES, Arch
+from monograph.codegen.triton.module.launch import ARCHES, Arch
 from monograph.ir import Graph
-from monograph.runtime.gpu.build.compiler import CompileRequest, function
+from monograph.runtime.gpu.build.binaries import CompileRequest
+from monograph.runtime.gpu.build.compiler import function
 from tests.cpu import sweep_cases
 from tests.gpu.cross import requests, samples
 from tests.gpu.indexing import single

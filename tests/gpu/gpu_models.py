@@ -11,10 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import BufferRef
+from monograph.codegen.triton.module.launch import Arch, BufferRef, Launch
 from monograph.runtime.gpu import target
-from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary
+from monograph.runtime.gpu.build.binaries import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Interpreter, Record
 
 INTERPRETED = pytest.mark.skipif(
@@ -101,7 +100,11 @@ class FakeDevice(Interpreter):
         return self.clock(self.measurements - 1)
 
     def loaded(
-        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
+        self,
+        binary: KernelBinary,
+        grid: tuple[int, int, int],
+        arguments: Sequence[BufferRef],
+        sizes: tuple[int, ...] = (),
     ) -> Record:
         self.loads.append(binary)
         return _Nothing()

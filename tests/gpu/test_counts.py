@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.module.kernel import ARCHES, Call, Candidate
+from monograph.codegen.triton.module.kernel import Call, Candidate
+from monograph.codegen.triton.module.launch import ARCHES
 from monograph.ir import Graph, constant, unpack
 from monograph.ops.control import If, Loop, Scan
 from monograph.ops.elementwise import Add, Exp, Less, Mul, Sub
@@ -17,9 +18,9 @@ from monograph.ops.shape import Concat, Reshape, Slice
 from monograph.program.program import Step
 from monograph.runtime.gpu import executable as executables
 from monograph.runtime.gpu.capture.control import BRANCH, REPEAT, LaunchTree, count_kernels
+from monograph.runtime.gpu.cross_compiler import OfflineExecutable
 from monograph.runtime.gpu.driver.devices import Interpreter, Record
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.target import OfflineExecutable
 from tests.gpu import gpu_models
 from tests.rules.checks import graph_of, value
 
@@ -50,8 +51,8 @@ class Counting(Interpreter):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Counting:
     made = Counting()
-    library = executables._LibraryRecord
-    monkeypatch.setattr(executables, "_LibraryRecord", lambda *a: made.counted(library(*a)))
+    library = executables.LibraryRecord
+    monkeypatch.setattr(executables, "LibraryRecord", lambda *a: made.counted(library(*a)))
     return made
 
 

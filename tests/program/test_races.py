@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from monograph.program.memory.stream_schedule import Schedule, Uses, plan_concurrent, schedule
+from monograph.program.memory.schedules import Schedule, schedule
+from monograph.program.memory.stream_schedule import Uses, plan_concurrent
 from tests.program.races import Task, Touch, ends_before, races
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from monograph.program.memory.stream_schedule import Uses, narrowed, plan_concurrent, schedule
+from monograph.program.memory.schedules import narrowed, schedule
+from monograph.program.memory.stream_schedule import Uses, plan_concurrent
 
 
 def test_a_chain_stays_in_one_stream() -> None:

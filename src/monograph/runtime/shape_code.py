@@ -19,7 +19,7 @@ from monograph.ir.size_expressions import (
 )
 from monograph.ir.size_guards import described
 from monograph.ir.sizes import SizeScope, is_open
-from monograph.runtime.executable import Executable
+from monograph.runtime.executable import CompiledArtefact, Executable
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -146,6 +146,13 @@ class ShapeCode(ABC):
     def specialisations(self) -> int:
         """The number of programs compiled for sizes that data decided."""
         return 0
+
+    def stored(self, seconds: float) -> CompiledArtefact | None:
+        """Return what a file can hold of code that took this time to compile; None if nothing."""
+        return None
+
+    def adopt(self, stored: CompiledArtefact) -> None:  # noqa: B027 - a default
+        """Take constants and object code from the file that holds them, before any run."""
 
     @abstractmethod
     def executable(self, values: Mapping[Symbol, int]) -> Executable:

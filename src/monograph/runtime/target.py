@@ -13,6 +13,8 @@ import numpy as np
 from monograph.errors import UnsupportedError
 from monograph.ir import Graph
 from monograph.ir.sizes import SizeScope
+from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
+from monograph.runtime.cache.artefact import Artefact, Weights
 from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port, arrays_of
 from monograph.runtime.outputs import check_out
@@ -80,6 +82,28 @@ class Target(Protocol):
         self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]
     ) -> Executable:
         """Return the executable of an artefact; `compile_again` makes it from the model."""
+
+    def open_variant(self, artefact: CompiledArtefact) -> ShapeCode:
+        """Return code for any shape that was found on disk or in a package."""
+        raise UnsupportedError("this target compiles for one set of shapes")
+
+    def store_options(
+        self, dims: Mapping[str, int], donate: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """Return the options that decide what code a cache holds; None if it holds none."""
+        return None
+
+    def read_artefact(self, members: Mapping[str, memoryview], weights: Weights) -> Any:
+        """Return the artefact of exact code that members hold; `weights` finds constants."""
+        return Artefact.of(members, weights)
+
+    def read_variant(self, members: Mapping[str, memoryview], weights: Weights) -> Any:
+        """Return the artefact of code for any shape that members hold."""
+        return AnyShapeArtefact.of(members, weights)
+
+    def accepts(self, artefact: CompiledArtefact) -> bool:
+        """Return True if what was found on disk is what would be compiled now."""
+        return True
 
     def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:
         """Return the options that decide what code a package holds."""

@@ -15,7 +15,8 @@ import monograph
 from monograph.codegen.triton.attention import decode_step
 from monograph.codegen.triton.attention.flash import FlashTiling
 from monograph.codegen.triton.control.subprograms import lowered
-from monograph.codegen.triton.module.kernel import Arch, Candidate, GpuContext, Launch
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext
+from monograph.codegen.triton.module.launch import Arch, Launch
 from monograph.generate.rewrite.sampling import Sampling
 from monograph.ir import Array, Graph, Value, constant, evaluate, unpack
 from monograph.ops.attention import LENGTHS, Attention, CacheUpdate, Rope

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from monograph.codegen.triton.attention import decode_step
-from monograph.codegen.triton.module.kernel import Arch, GpuContext, Launch
+from monograph.codegen.triton.module.kernel import GpuContext
+from monograph.codegen.triton.module.launch import Arch, Launch
 from monograph.runtime.gpu.executable import lower_for_gpu
 from tests.cpu.attention.viewed_caches import MADE, donated_view, some, viewed
 from tests.gpu.against import check

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 
 from monograph.codegen.triton.module.kernel import Argument, BufferView, TritonFault, TritonScratch
-from monograph.codegen.triton.module.layout import CONSTANTS, PORT, Bound, BufferRef, GpuModule
+from monograph.codegen.triton.module.launch import CONSTANTS, PORT, BufferRef
+from monograph.codegen.triton.module.layout import Bound, GpuModule
 from monograph.ir import Value
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import monograph
-from monograph.codegen.triton.module.kernel import ARCHES
+from monograph.codegen.triton.module.launch import ARCHES
 from monograph.errors import ConfigError, ModelError
 from monograph.runtime.gpu.artefact import GpuArtefact
 from tests.gpu import gpu_models as models
@@ -45,7 +45,8 @@ def test_what_is_in_it(package: Path) -> None:
     assert manifest["arch"] == "sm_90"
     assert manifest["options"]["precision"] == "f16"
     assert manifest["shapes"] == [{"x": [2, 33]}]
-    assert {"0/layout", "0/constants", "0/kernel0"} == set(manifest["members"])
+    (weight,) = (m for m in manifest["members"] if m.startswith("weights/"))
+    assert {"0/layout", "0/kernel0", weight} == set(manifest["members"])
     assert code[:4] == b"\x7fELF"
 
 
@@ -67,7 +68,7 @@ def test_members_come_back_as_they_were(package: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         names = [n for n in archive.namelist() if n.startswith("0/")]
         members = {n[2:]: memoryview(archive.read(n)) for n in names}
-    artefact = GpuArtefact.of(members)
+    artefact = GpuArtefact.of(members, lambda digests: {})
     again = {n: bytes(memoryview(m).cast("B")) for n, m in artefact.members().items()}
     assert again == {n: bytes(m) for n, m in members.items()}
     assert [s.shape for s in artefact.layout.inputs] == [(2, 33)]
@@ -152,7 +153,7 @@ def test_kernels_are_found_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert not list(wanted)
         return {}
 
-    monkeypatch.setattr("monograph.runtime.gpu.target.build_all", none_missing)
+    monkeypatch.setattr("monograph.runtime.gpu.cross_compiler.build_all", none_missing)
     second = compiled()
     assert second.gpu.kernels.found == 1
     second.save(tmp_path / "second.mono")

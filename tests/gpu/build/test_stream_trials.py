@@ -15,14 +15,14 @@ from monograph.ops.elementwise import Add, Sub
 from monograph.ops.index import Gather
 from monograph.ops.random import RandomUniform
 from monograph.runtime.gpu.build import stream_tuning
+from monograph.runtime.gpu.build.stream_plans import planned
 from monograph.runtime.gpu.build.stream_tuning import (
     MeasuredStreams,
     Recorder,
-    launch_order,
-    planned,
     time_queued,
     untried_reason,
 )
+from monograph.runtime.gpu.capture.capture import launch_order
 from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import compile_for_gpu

@@ -10,7 +10,7 @@ import pytest
 
 import monograph
 from monograph.codegen.triton.module import layout
-from monograph.codegen.triton.module.kernel import ARCHES
+from monograph.codegen.triton.module.launch import ARCHES
 from monograph.codegen.triton.module.layout import GpuModule
 from monograph.ir import Graph, Input, Item, TensorType, Value
 from monograph.ir.dtype import boolean, f32

@@ -21,8 +21,10 @@ from monograph.ir.dtype import f32
 from monograph.ops.linear import Dot
 from monograph.report.commands.compile import Tuned, show_tuned
 from monograph.runtime.gpu.build import stream_tuning
-from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, key_of, launch_order, planned
+from monograph.runtime.gpu.build.stream_plans import key_of, planned
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams
 from monograph.runtime.gpu.build.tuning_cache import TuningCache
+from monograph.runtime.gpu.capture.capture import launch_order
 from monograph.runtime.gpu.driver.graphs import Handle
 from monograph.runtime.gpu.executable import compile_for_gpu
 from tests.gpu import gpu_models

@@ -20,7 +20,7 @@ from monograph.ir import constant
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
 from monograph.runtime.gpu.build import tune
-from monograph.runtime.gpu.build.compiler import Built, CompileRequest
+from monograph.runtime.gpu.build.binaries import Built, CompileRequest
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.session import Session

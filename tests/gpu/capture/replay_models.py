@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, KEPT, PORT, BufferRef
+from monograph.codegen.triton.module.launch import ARENA, KEPT, PORT, BufferRef
 from monograph.ir import Graph, Input, TensorType, Value, constant
 from monograph.ir.dtype import boolean, f32
 from monograph.ops.composite import Silu

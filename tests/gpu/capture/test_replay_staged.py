@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from monograph.program.memory.stream_schedule import Schedule
+from monograph.program.memory.schedules import Schedule
 from monograph.runtime.gpu.bound_program import DevicePort, GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder, Recording
 from monograph.runtime.gpu.capture.captured_graph import INSIDE, SHARES

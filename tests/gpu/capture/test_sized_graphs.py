@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import monograph
-from monograph.codegen.triton.module.kernel import Launch
+from monograph.codegen.triton.module.launch import Launch
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu import any_shape, target
 from monograph.runtime.gpu.capture import sized_graphs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from monograph.program.memory.stream_schedule import Schedule
+from monograph.program.memory.schedules import Schedule
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import Recorder
 from monograph.runtime.gpu.capture.control import REPEAT, ConditionalLaunch, LaunchTree

@@ -10,7 +10,8 @@ from benchmarks import models
 
 import monograph
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import ARCHES, GpuContext
+from monograph.codegen.triton.module.kernel import GpuContext
+from monograph.codegen.triton.module.launch import ARCHES
 from monograph.ir import Value, constant, dtype
 from monograph.ops.composite import RmsNorm, Silu
 from monograph.ops.elementwise import Add

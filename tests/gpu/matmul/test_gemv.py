@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import ARCHES, GpuContext, Launch
+from monograph.codegen.triton.module.kernel import GpuContext
+from monograph.codegen.triton.module.launch import ARCHES, Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.composite import Gelu, RmsNorm, Silu
 from monograph.ops.elementwise import Add, Mul, Sigmoid

@@ -7,7 +7,8 @@ import pytest
 
 from monograph.codegen.triton.matmul.matrix_weights import FRACTIONS, decoding
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import ARCHES, GpuContext, Launch
+from monograph.codegen.triton.module.kernel import GpuContext
+from monograph.codegen.triton.module.launch import ARCHES, Launch
 from monograph.ir import Graph, Value, constant, dtype
 from monograph.ops.composite import RmsNorm, Silu
 from monograph.ops.elementwise import Add, Mul

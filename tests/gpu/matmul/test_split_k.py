@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from monograph.codegen.triton.module.kernel import Candidate
-from monograph.codegen.triton.module.layout import ARENA, KEPT
+from monograph.codegen.triton.module.launch import ARENA, KEPT
 from monograph.ir import Graph, Input, TensorType, evaluate
 from monograph.ir.dtype import f16, f32
 from monograph.ops.elementwise import Add

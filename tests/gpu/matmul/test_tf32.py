@@ -15,15 +15,8 @@ import pytest
 
 from monograph.codegen.triton.matmul import product
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import (
-    ARCHES,
-    Branch,
-    Candidate,
-    GpuContext,
-    Launch,
-    RepeatWork,
-    Work,
-)
+from monograph.codegen.triton.module.kernel import Branch, Candidate, GpuContext, RepeatWork, Work
+from monograph.codegen.triton.module.launch import ARCHES, Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype, evaluate, unpack
 from monograph.ops.attention import Attention
 from monograph.ops.conv import Conv

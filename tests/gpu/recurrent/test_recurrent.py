@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.module.kernel import Launch
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.recurrent import recurrent
 from monograph.errors import ExecutionError
 from monograph.ir import Graph, Item, Op, Value, constant, unpack

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 
+from monograph.codegen.common.element_types import storage as storage
 from monograph.codegen.common.registers import Arith, Reg
 from monograph.ir import DType
 from monograph.ir.dtype import (
@@ -79,13 +80,6 @@ _FORMATS = {
 }
 _NAN_BITS = 0x7FC00000
 _INFINITY_BITS = 0x7F800000
-
-
-def storage(dtype: DType) -> str:
-    """The LLVM type of an element in memory."""
-    if dtype == f32:
-        return "float"
-    return "double" if dtype == f64 else f"i{8 * dtype.itemsize}"
 
 
 def register(dtype: DType) -> str:

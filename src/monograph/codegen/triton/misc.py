@@ -16,11 +16,11 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonScratch,
     kernel_for,
     single,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Array, Value
 from monograph.ir.dtype import f64, i64
 from monograph.ops.linear import Det

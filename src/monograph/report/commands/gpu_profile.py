@@ -143,7 +143,8 @@ def _float_types() -> tuple[Any, ...]:
 
 def _kernel_name(bound: Any) -> str:
     """Return the name of a kernel, as the vendor's profiler shows it."""
-    from monograph.codegen.triton.module.kernel import Call, Launch
+    from monograph.codegen.triton.module.kernel import Call
+    from monograph.codegen.triton.module.launch import Launch
     from monograph.runtime.gpu.build.compiler import named
 
     if isinstance(bound.work, Launch):

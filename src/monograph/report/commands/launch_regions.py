@@ -100,7 +100,7 @@ def _on_cpu(graph: Graph, target: str) -> Launching:
 
 def _on_gpu(graph: Graph, target: str) -> Launching:
     from monograph.codegen.triton.control.subprograms import needs_conditions
-    from monograph.codegen.triton.module.kernel import Arch
+    from monograph.codegen.triton.module.launch import Arch
     from monograph.codegen.triton.module.select import GpuTarget
 
     lowered = lower(graph, GpuTarget())

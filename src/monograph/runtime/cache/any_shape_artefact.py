@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from monograph.ir import Array
 from monograph.ir.size_expressions import Factor, Most, SizeExpression, SizeFloor, Symbol
 from monograph.ir.size_guards import SizeGuard
 from monograph.ir.sizes import SizeScope, is_open
-from monograph.runtime.cache.artefact import Artefact, Weights
+from monograph.runtime.cache.artefact import Artefact, Number, Weights
 from monograph.runtime.cache.object_cache import Buffer
 
 _SIZES = "sizes"
 _FLOOR, _MOST = "//", "max"
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,34 @@ class AnyShapeArtefact:
 
     def members(self) -> dict[str, Buffer]:
         """Return the members by name, without the weights."""
-        write = _Writer(self.scope)
-        members = self.program.members(write.number)
-        shapes = {n: [write.number(d) for d in shape] for n, shape in self.shapes.items()}
-        sizes = write.sizes() | {"shapes": shapes, "seconds": self.seconds}
-        return members | {_SIZES: json.dumps(sizes).encode()}
+        return with_sizes(self.scope, self.shapes, self.seconds, self.program.members)
 
     @staticmethod
     def of(members: Mapping[str, memoryview], weights: Weights) -> AnyShapeArtefact:
         """Return the artefact that the members hold; `weights` finds its large constants."""
-        found = json.loads(bytes(members[_SIZES]))
-        read = _Reader(found)
+        read = SizeReader(members)
         program = Artefact.of(members, weights, read.number)
-        shapes = {str(n): tuple(map(read.number, shape)) for n, shape in found["shapes"].items()}
-        return AnyShapeArtefact(read.scope, shapes, program, float(found["seconds"]))
+        return AnyShapeArtefact(read.scope, read.shapes, program, read.seconds)
 
 
-class _Writer:
+def with_sizes(
+    scope: SizeScope,
+    shapes: Shapes,
+    seconds: float,
+    members_of: Callable[[Number], dict[str, Buffer]],
+) -> dict[str, Buffer]:
+    """Return the members of a program, and one that states the sizes in them.
+
+    members_of: makes the members, given a function that writes sizes.
+    """
+    write = _SizeWriter(scope)
+    members = members_of(write.number)
+    written = {n: [write.number(d) for d in shape] for n, shape in shapes.items()}
+    sizes = write.sizes() | {"shapes": written, "seconds": seconds}
+    return members | {_SIZES: json.dumps(sizes).encode()}
+
+
+class _SizeWriter:
     """Writes the sizes of a compilation as JSON data."""
 
     def __init__(self, scope: SizeScope) -> None:
@@ -118,10 +130,11 @@ class _Writer:
         return self._numbers[factor]
 
 
-class _Reader:
-    """Reads the sizes of a compilation; raises an error for what `_Writer` does not write."""
+class SizeReader:
+    """Reads the sizes of a compilation; raises an error for what `with_sizes` does not write."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
+    def __init__(self, members: Mapping[str, memoryview]) -> None:
+        found = json.loads(bytes(members[_SIZES]))
         self.scope = scope = SizeScope()
         self._factors: list[Factor] = []
         for name, hint, least in found["symbols"]:
@@ -141,6 +154,12 @@ class _Reader:
         if len(scope.table) != len(found["table"]):
             raise ValueError("a size is twice in the table")
         self._others = [scope.sized(self._expression(e)) for e in found["others"]]
+        self.shapes: Shapes = {
+            str(n): tuple(map(self.number, shape)) for n, shape in found["shapes"].items()
+        }
+        """The shapes of the inputs, with open sizes."""
+        self.seconds = float(found["seconds"])
+        """The time that the compilation took."""
 
     def number(self, found: Any) -> int:
         """Return a size that was written by `number`."""

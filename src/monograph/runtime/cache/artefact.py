@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from monograph.program.program import Program
     from monograph.runtime.cpu.executable import CpuExecutable
 
-FORMAT = 5
+FORMAT = 6
 """The format of members; raise it when their meaning changes."""
 LAYOUT, CONSTANTS, OBJECT = "layout", "constants", "object"
 _PORTS = ("inputs", "outputs", "optional")

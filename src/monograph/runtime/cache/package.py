@@ -17,7 +17,6 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -190,7 +189,7 @@ class Package:
         if self.arch:
             from monograph.runtime.gpu.artefact import GpuArtefact
 
-            of = _without_weights(GpuArtefact.of)
+            of = GpuArtefact.of
         return self._read(str(self.shapes.index(shapes)), of)
 
     def find_variant(self, number: int) -> AnyShapeArtefact | None:
@@ -219,12 +218,19 @@ class Package:
                     for name, stated in self._manifest["members"].items()
                     if name.startswith(prefix)
                 }
-                return of(members, partial(self._weights, archive))
+            return of(members, self._weights)
         except _BROKEN as e:
             raise self._damaged(e) from None
 
-    def _weights(self, archive: zipfile.ZipFile, digests: Sequence[str]) -> dict[str, Array]:
+    def _weights(self, digests: Sequence[str]) -> dict[str, Array]:
         """Return large constants by digest: those that this process holds, else those stored."""
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                return self._read_weights(archive, digests)
+        except _BROKEN as e:
+            raise self._damaged(e) from None
+
+    def _read_weights(self, archive: zipfile.ZipFile, digests: Sequence[str]) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for digest in digests:
             held = weight_in_process(digest)
@@ -325,12 +331,6 @@ class Package:
             given=str(self._path),
             hint="compile the model again with `monograph compile`",
         )
-
-
-def _without_weights(
-    of: Callable[[Mapping[str, memoryview]], T],
-) -> Callable[[Mapping[str, memoryview], Weights], T]:
-    return lambda members, _: of(members)
 
 
 def _unset(name: str) -> str:

@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,6 @@ from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.errors import ModelError, MonographError
 from monograph.frontend.safe_open import open_inside
-from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import (
     FORMAT,
     Artefact,
@@ -164,14 +164,29 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class ArtefactReaders:
+    """What makes artefacts of the members of a file: members, and a function that finds weights."""
+
+    exact: Callable[[Mapping[str, memoryview], Weights], CompiledArtefact]
+    any_shape: Callable[[Mapping[str, memoryview], Weights], CompiledArtefact]
+
+
 class CacheStore:
     """The compiled programs of one model, with one set of options, in a cache on disk."""
 
-    def __init__(self, cache: DiskCache, source: UnreadModel, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        cache: DiskCache,
+        source: UnreadModel,
+        options: Mapping[str, Any],
+        readers: ArtefactReaders,
+    ) -> None:
         assert source.digest is not None
+        self._readers = readers
         self._cache = cache
         self._source = source
-        self._features = choose_features(options["features"])
+        self._features = choose_features(options.get("features", ""))
         self._parts = {
             "format": str(FORMAT),
             "model": source.digest,
@@ -239,40 +254,41 @@ class CacheStore:
         with self._cache.claimed(key, waiting) as waited:
             yield waited
 
-    def find(self, shapes: Shapes) -> Artefact | None:
+    def find(self, shapes: Shapes) -> Any:
         """Return the program that was compiled for these input shapes, if any."""
-        return (
-            None if self._external is None else self._read(self._program_key(shapes), Artefact.of)
-        )
+        if self._external is None:
+            return None
+        return self._read(self._program_key(shapes), self._readers.exact)
 
     def has(self, shapes: Shapes) -> bool:
         """Return True if a program for these input shapes seems to be stored."""
         return self._external is not None and self._cache.has(self._program_key(shapes))
 
-    def find_variant(self, number: int) -> AnyShapeArtefact | None:
+    def find_variant(self, number: int) -> Any:
         """Return a variant of the code for any shape, if there are so many."""
         if self._external is None:
             return None
-        return self._read(self._variant_key(number), AnyShapeArtefact.of)
+        return self._read(self._variant_key(number), self._readers.any_shape)
 
-    def keep(self, shapes: Shapes, artefact: Artefact) -> Artefact | None:
+    def keep(self, shapes: Shapes, artefact: CompiledArtefact) -> Any:
         """Store what was compiled for these input shapes; return it as mapped from its file.
 
         Return None if it was not stored.
         """
-        if not artefact.layout.whole:
-            kinds = ", ".join(sorted(set(artefact.layout.host_kinds))) or "no single function"
+        if not artefact.whole:
+            host_kinds = artefact.layout.host_kinds if isinstance(artefact, Artefact) else ()
+            kinds = ", ".join(sorted(set(host_kinds))) or "no single function"
             _log.info("the compiled model is not stored on disk, because of host steps (%s)", kinds)
             return None
         if self._external is None or not self._external.unchanged():
             return None
-        return self._write(self._program_key(shapes), artefact, Artefact.of)
+        return self._write(self._program_key(shapes), artefact, self._readers.exact)
 
-    def keep_variant(self, number: int, artefact: AnyShapeArtefact) -> AnyShapeArtefact | None:
+    def keep_variant(self, number: int, artefact: CompiledArtefact) -> Any:
         """Store a variant of the code for any shape, as `keep` does."""
         if self._external is None or not self._external.unchanged():
             return None
-        return self._write(self._variant_key(number), artefact, AnyShapeArtefact.of)
+        return self._write(self._variant_key(number), artefact, self._readers.any_shape)
 
     def exact_reason(self) -> str:
         """Return why the model has no code for any shape; "" if that is not known."""
@@ -325,15 +341,22 @@ class CacheStore:
 
 
 def open_store(
-    source: UnreadModel, config: Config, dims: Mapping[str, int], donate: Mapping[str, str]
+    source: UnreadModel,
+    config: Config,
+    names: Iterable[Any],
+    options: Mapping[str, Any] | None,
+    readers: ArtefactReaders,
 ) -> CacheStore | None:
-    """Return the store of a model's compiled programs; None if nothing is stored."""
-    if config.target != "cpu" or source.digest is None:
+    """Return the store of a model's compiled programs; None if nothing is stored.
+
+    names: all names in the options. options: what decides the code, None if there is none to store.
+    """
+    if options is None or source.digest is None:
         return None
     cache = open_cache(config)
-    if cache is None or not all(isinstance(x, str) for x in (*dims, *donate, *donate.values())):
+    if cache is None or not all(isinstance(x, str) for x in names):
         return None
-    return CacheStore(cache, source, store_options(config, dims, donate))
+    return CacheStore(cache, source, options, readers)
 
 
 def store_options(

@@ -37,7 +37,7 @@ from monograph.runtime.cpu.launch import (
     reserved_bytes,
 )
 from monograph.runtime.cpu.native import NativeCode
-from monograph.runtime.executable import ANY_SHAPE, Feeds, Outputs
+from monograph.runtime.executable import ANY_SHAPE, CompiledArtefact, Feeds, Outputs
 from monograph.runtime.progress import Progress, silent
 from monograph.runtime.shape_code import ShapeCode, Shapes, check_port, shape_function
 
@@ -133,8 +133,13 @@ class AnyShape(ShapeCode):
         addresses = np.array([w.ctypes.data for w in program.weights.values()], np.int64)
         return aligned(program.constants), program.weights, addresses
 
-    def adopt(self, stored: AnyShapeArtefact) -> None:
-        """Take constants and object code from the file that holds them, before any run."""
+    def stored(self, seconds: float) -> AnyShapeArtefact:
+        """Return the artefact, with the time that its compilation took."""
+        self.artefact = replace(self.artefact, seconds=seconds)
+        return self.artefact
+
+    def adopt(self, stored: CompiledArtefact) -> None:
+        assert isinstance(stored, AnyShapeArtefact)
         assert not self.workspaces, "workspaces hold the address of the constants"
         # The layout stays: its sizes are those of the own scope.
         program = replace(stored.program, layout=self.layout)

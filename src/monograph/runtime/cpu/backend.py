@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import Config
 from monograph.ir import Graph, TensorType
+from monograph.runtime.cache.any_shape_artefact import AnyShapeArtefact
 from monograph.runtime.cache.artefact import Artefact, LoadedExecutable
 from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.store import store_options
 from monograph.runtime.counts import RunCounters
+from monograph.runtime.cpu.any_shape import AnyShape
 from monograph.runtime.cpu.pool import keep_pool_in
 from monograph.runtime.cpu.threads import choose_threads
 from monograph.runtime.executable import CompiledArtefact, Executable
@@ -87,6 +89,15 @@ class CpuBackend(Target):
         if self._counters is not None:
             self._counters.watch(made)
         return made
+
+    def open_variant(self, artefact: CompiledArtefact) -> ShapeCode:
+        assert isinstance(artefact, AnyShapeArtefact)
+        return AnyShape(artefact)
+
+    def store_options(
+        self, dims: Mapping[str, int], donate: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        return store_options(self._config, dims, donate)
 
     def package_options(self, dims: Mapping[str, int], donate: Mapping[str, str]) -> dict[str, Any]:
         return store_options(self._config, dims, donate)

@@ -10,13 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from monograph.errors import InferError, MonographError
 from monograph.runtime.cache.store import CacheStore, Shapes
-from monograph.runtime.cpu.any_shape import AnyShape
-from monograph.runtime.executable import Executable
+from monograph.runtime.executable import CompiledArtefact, Executable
 from monograph.runtime.progress import Progress
 from monograph.runtime.shape_code import ShapeCode
 
@@ -31,7 +29,13 @@ _log = logging.getLogger("monograph")
 class Variants:
     """The code for any shape of one session. The caller makes sure that one thread asks at once."""
 
-    def __init__(self, stored: CacheStore | Package | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        stored: CacheStore | Package | None,
+        progress: Progress,
+        open_: Callable[[CompiledArtefact], ShapeCode],
+    ) -> None:
+        """open_: makes code of an artefact that was found."""
         self.codes: list[ShapeCode] = []
         self.reasons: list[str] = []
         """Why each variant was needed: what the variants before it must have; "" for the first."""
@@ -42,6 +46,7 @@ class Variants:
         self.seconds = 0.0
         """The time that this process spent compiling variants."""
         self._store = stored
+        self._open = open_
         self._progress = progress
 
     def find(self, shapes: Shapes) -> Executable | None:
@@ -91,7 +96,7 @@ class Variants:
                 return None
             self._progress("load", 0, 1)
             self.found += 1
-            self._add(AnyShape(artefact), shapes)
+            self._add(self._open(artefact), shapes)
             if (made := self._bound(shapes, len(self.codes) - 1)) is not None:
                 return made
         return None
@@ -112,10 +117,9 @@ class Variants:
             return None
         seconds = time.perf_counter() - started
         self.seconds += seconds
-        if isinstance(code, AnyShape):
-            code.artefact = replace(code.artefact, seconds=seconds)
-        if isinstance(code, AnyShape) and isinstance(self._store, CacheStore):
-            stored = self._store.keep_variant(len(self.codes), code.artefact)
+        artefact = code.stored(seconds)
+        if artefact is not None and isinstance(self._store, CacheStore):
+            stored = self._store.keep_variant(len(self.codes), artefact)
             if stored is not None:
                 code.adopt(stored)
         self._add(code, shapes)

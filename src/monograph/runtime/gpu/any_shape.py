@@ -7,33 +7,29 @@ kernel has at most two forms: one for all sizes, and one for sizes that are mult
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import numpy as np
-
-from monograph.codegen.triton.module.kernel import Launch
-from monograph.codegen.triton.module.layout import Bound, BufferRef, GpuModule
-from monograph.errors import ExecutionError, UnsupportedError
-from monograph.ir import Array, TensorType
+from monograph.codegen.triton.module.launch import BufferRef, Launch
+from monograph.errors import ExecutionError
 from monograph.ir.memory import MAX_TENSOR_BYTES
 from monograph.ir.size_expressions import SizeExpression, Symbol
 from monograph.ir.size_texts import with_numbers
 from monograph.ir.sizes import SizeScope, any_open, is_open
-from monograph.program.program import Program
 from monograph.runtime.executable import ANY_SHAPE, Executable
 from monograph.runtime.gpu.bound_program import DevicePort, GpuLayout, GpuProgram
 from monograph.runtime.gpu.driver.devices import Device, Record
-from monograph.runtime.gpu.executable import layout_of
-from monograph.runtime.gpu.memory import DeviceConstants
+from monograph.runtime.gpu.memory import NO_CONSTANTS, ConstantBlock
 from monograph.runtime.gpu.run_turns import RunTurns
 from monograph.runtime.shape_code import ShapeCode, check_port, shape_function
 
+if TYPE_CHECKING:
+    from monograph.program.program import Program
+
 _VECTOR = 16
 T = TypeVar("T")
-NO_CONSTANTS: Array = np.zeros(0, np.uint8)
-"""In the place of constants that are on the device already."""
 
 
 class AnyShapeProgram(GpuProgram):
@@ -41,14 +37,11 @@ class AnyShapeProgram(GpuProgram):
 
     def __init__(self, code: AnyShapeGpu, layout: GpuLayout, works: Sequence[Launch]) -> None:
         self._code = code
-        stems = code.stems
         arguments = layout.arguments
 
         def records() -> list[Record]:
-            return [
-                code.device.record(work, places, stem)
-                for work, places, stem in zip(works, arguments, stems, strict=True)
-            ]
+            pairs = zip(works, arguments, strict=True)
+            return [code.record(i, work, places) for i, (work, places) in enumerate(pairs)]
 
         super().__init__(
             layout, records, code.device, NO_CONSTANTS, code.constants, turns=code.turns
@@ -60,7 +53,7 @@ class AnyShapeProgram(GpuProgram):
 
     @property
     def programs(self) -> list[Program]:
-        return [self._code.program]
+        return self._code.programs
 
 
 class _Places:
@@ -111,27 +104,26 @@ class _Template(Generic[T]):
 class AnyShapeGpu(ShapeCode):
     """The kernels of a model for all sizes for which its guards hold."""
 
+    programs: list[Program]
+    """The program; empty for code that was found on disk."""
+
     def __init__(
         self,
-        module: GpuModule,
         scope: SizeScope,
+        shapes: Mapping[str, tuple[int, ...]],
+        layout: GpuLayout,
+        works: Sequence[Launch],
         device: Device,
-        constants: DeviceConstants,
+        constants: ConstantBlock,
         wrap: Callable[[GpuProgram], Executable],
     ) -> None:
-        check_whole(module)
-        self.scope, graph = scope, module.program.graph
-        named = zip(graph.input_names, graph.inputs, strict=True)
-        self.shapes = {name: v.tensor.static for name, v in named}
-        self.device, self.program = device, module.program
+        self.scope, self.shapes, self.device = scope, shapes, device
+        self.programs = []
         self.turns = RunTurns(device)
-        self.stems = [b.step.region.kind for b in module.works]
-        self._wrap = wrap
-        self._layout = layout = layout_of(module)
-        works = [_with_alignment(b) for b in module.works]
-        pieces = layout.pieces or ((0, module.constants.size),)
-        self.constants = constants.upload(module.constants, pieces)
+        self.constants = constants
         """The constants of all sizes, on the device."""
+        self._wrap = wrap
+        self._layout = layout
         self._table = list(scope.table)
         self._places = places = _Places(_every_number(layout, works), self._table)
         self._works = [_launch_template(work, places) for work in works]
@@ -141,6 +133,10 @@ class AnyShapeGpu(ShapeCode):
         self._arena = places.of(layout.arena_bytes)
         self._literals = tuple(places.literals)
         self._compute = shape_function([*scope.hints], [*places.computed])
+
+    @abstractmethod
+    def record(self, number: int, work: Launch, places: Sequence[BufferRef]) -> Record:
+        """Return a launch at given sizes."""
 
     def executable(self, values: Mapping[Symbol, int]) -> Executable:
         """Return what runs inputs of these sizes."""
@@ -188,31 +184,6 @@ def _every_number(layout: GpuLayout, works: Sequence[Launch]) -> Iterator[int]:
             yield from (a.offset, a.room, a.below)
     for work in works:
         yield from (*work.grid, *work.sizes)
-
-
-def check_whole(module: GpuModule) -> None:
-    """Refuse a module whose work is not all kernels of known order."""
-    if not all(isinstance(v.type, TensorType) for v in module.program.graph.inputs):
-        raise UnsupportedError("code for any shape takes tensors only")
-    if module.host:
-        raise UnsupportedError(
-            "code for any shape has no steps on the host", given=module.host[0][1]
-        )
-    for bound in module.works:
-        if not isinstance(bound.work, Launch):
-            kind = bound.step.region.kind
-            raise UnsupportedError("code for any shape has no branches or loops", given=kind)
-    names = [name for name, _ in module.program.graph.outputs]
-    if names != [p.name for p in layout_of(module).outputs]:
-        raise UnsupportedError("every output of code for any shape has memory of its own")
-    if is_open(module.kept_bytes):
-        raise UnsupportedError("persistent memory of code for any shape has a fixed size")
-
-
-def _with_alignment(bound: Bound) -> Launch:
-    """Return a launch with the alignment of its pointers at all sizes."""
-    assert isinstance(bound.work, Launch)
-    return replace(bound.work, aligned=tuple(a.aligned for a in bound.arguments))
 
 
 def _launch_template(work: Launch, places: _Places) -> _Template[Launch]:

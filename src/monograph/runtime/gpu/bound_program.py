@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, CONSTANTS, KEPT, PORT, Bound, BufferRef
+from monograph.codegen.triton.module.launch import ARENA, CONSTANTS, KEPT, PORT, BufferRef
 from monograph.errors import ExecutionError
 from monograph.ir import Array, DType
 from monograph.runtime.executable import Executable, Feeds, Outputs, Stream
@@ -29,6 +29,9 @@ from monograph.runtime.gpu.run_turns import RunTurns
 from monograph.runtime.gpu.tensors import from_numpy, is_plain, plain, raw, torch_type
 from monograph.runtime.outputs import NOTHING, refuse_unlike
 from monograph.runtime.pending import Pending
+
+if TYPE_CHECKING:
+    from monograph.codegen.triton.module.layout import Bound
 
 EnqueueLaunches: TypeAlias = Callable[[int, int, Mapping[str, torch.Tensor], int], None]
 """Enqueues launches from one number to another, given the memory of all ports and a stream."""
@@ -82,6 +85,13 @@ class GpuLayout:
     """The launches inside branches and loops; empty if there are none."""
     bounds_checks: int = 0
     """Addresses that no proof covers: every run checks them."""
+
+    streams: tuple[int, ...] = ()
+    """The stream of each launch, those inside others not counted; empty for a single stream."""
+    waits: tuple[tuple[int, ...], ...] = ()
+    """The launches of other streams that each launch waits for."""
+    stream_key: str = ""
+    """The key of the measured number of streams."""
 
     @property
     def every_nest(self) -> tuple[LaunchTree, ...]:

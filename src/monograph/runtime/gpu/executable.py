@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from monograph.codegen.triton.control.subprograms import host_reason
-from monograph.codegen.triton.emit.scalar import stored
 from monograph.codegen.triton.module import select
 from monograph.codegen.triton.module.kernel import (
-    Arch,
     Argument,
     Branch,
     BufferView,
@@ -23,7 +21,8 @@ from monograph.codegen.triton.module.kernel import (
     RepeatWork,
     Work,
 )
-from monograph.codegen.triton.module.layout import ARENA, Bound, BufferRef, GpuModule, lay_out
+from monograph.codegen.triton.module.launch import ARENA, Arch, stored
+from monograph.codegen.triton.module.layout import Bound, GpuModule, lay_out
 from monograph.codegen.triton.module.select import GpuTarget
 from monograph.errors import UnsupportedError
 from monograph.ir import Graph, Input, Value
@@ -31,23 +30,22 @@ from monograph.ir.evaluate import apply
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Region
 from monograph.program.launch_regions import kind_of, step_name
-from monograph.program.legalise.lower_random import states_of
-from monograph.program.legalise.normalise import cast_first
 from monograph.program.lowering import lower
-from monograph.program.memory.buffer_assignment import CONSTANT, OUTPUT, TEMPORARY
+from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
-from monograph.program.work import program_work, warn_of_expansion
+from monograph.program.work import warn_of_expansion
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.executable import Feeds, Outputs
 from monograph.runtime.gpu.bound_program import (
-    DeviceFaultText,
     DevicePort,
     EnqueueLaunches,
-    GpuLayout,
     GpuProgram,
 )
-from monograph.runtime.gpu.capture.control import ConditionalLaunch, nest_of, nests
+from monograph.runtime.gpu.build.launch_trees import nest_of
+from monograph.runtime.gpu.build.layouts import is_whole, layout_of
+from monograph.runtime.gpu.capture.control import ConditionalLaunch
 from monograph.runtime.gpu.driver.devices import Device, Record
+from monograph.runtime.gpu.library_record import LibraryRecord, TensorView
 from monograph.runtime.gpu.memory import DeviceConstants, states_on
 from monograph.runtime.gpu.tensors import TORCH, from_numpy, raw, to_numpy, torch_type, typed
 
@@ -127,81 +125,12 @@ def compile_program(
     return replace(lay_out(program, chosen, 1 if host else streams), host=tuple(host))
 
 
-def layout_of(module: GpuModule) -> GpuLayout:
-    """Return what runs of a module need to know."""
-    program = module.program
-    buffers = program.places.buffers
-    over = program.donated
-    states = states_of(program.graph)
-    used = {p.buffer.name for p in _outputs(program) if p is not None and p.buffer.kind == OUTPUT}
-    order = {name: i for i, (name, _) in enumerate(program.graph.outputs)}
-    work = program_work(program)
-    narrowed = cast_first(program.graph)
-    return GpuLayout(
-        tuple(
-            DevicePort(n, v.dtype, v.tensor.static, narrowed=narrowed.get(v))
-            for n, v in zip(program.graph.input_names, program.graph.inputs, strict=True)
-            if is_native(v) and v not in states
-        ),
-        tuple(
-            DevicePort(b.name, b.dtype, tuple(b.shape), over.get(b.name, ""))
-            for b in sorted(buffers, key=lambda b: order.get(b.name, -1))
-            if b.kind == OUTPUT and b.name in used
-        ),
-        tuple(b.arguments for b in module.every),
-        module.arena_bytes,
-        module.kept_bytes,
-        module.pieces,
-        tuple(
-            DeviceFaultText(
-                f.message, f.expected, step.origin, step.region.kind, at, f.shows_data, f.internal
-            )
-            for step, f, at in module.faults
-        ),
-        work.flops,
-        work.bytes,
-        nests(module),
-        module.bounds_checks,
-    )
+def views_of(program: Program, call: Call) -> tuple[TensorView, ...]:
+    """Return how a library's function sees its arguments."""
+    return tuple(_view(program, argument) for argument in call.arguments)
 
 
-def _outputs(program: Program) -> list[Any]:
-    return [program.places.storage.get(v) for _, v in program.graph.outputs]
-
-
-def _is_whole(module: GpuModule) -> bool:
-    """Return True if the device does all the work, and every output has memory of its own."""
-    graph = module.program.graph
-    places = _outputs(module.program)
-    names = [p.buffer.name for p in places if p is not None and p.buffer.kind == OUTPUT]
-    if module.host or names != [name for name, _ in graph.outputs]:
-        return False
-    return all(map(is_native, (*graph.inputs, *(v for _, v in graph.outputs))))
-
-
-class _LibraryRecord:
-    """A library's function and the tensors it works on."""
-
-    empty = False
-
-    def __init__(self, program: Program, call: Call, places: tuple[BufferRef, ...]) -> None:
-        self._function = call.function
-        self._dtypes = [w.dtype for w in places]
-        self._shapes = [_shape(program, a) for a in call.arguments]
-        self._tensors: list[torch.Tensor | None] = [None] * len(places)
-
-    def point(self, position: int, memory: torch.Tensor, offset: int) -> None:
-        flat = typed(memory, offset, self._dtypes[position])
-        shape = self._shapes[position]
-        if shape is not None:
-            flat = flat.as_strided(*shape)
-        self._tensors[position] = flat
-
-    def launch(self, stream: int) -> None:
-        self._function(*self._tensors)
-
-
-def _shape(program: Program, argument: Argument) -> tuple[tuple[int, ...], ...] | None:
+def _view(program: Program, argument: Argument) -> TensorView:
     """The shape and the strides in which a library's function sees an argument; None for flat."""
     if isinstance(argument, BufferView):
         return None if argument.shape is None else (argument.shape, argument.strides)
@@ -224,12 +153,18 @@ class GpuExecutable(GpuProgram):
     """Kernels, constants and memory of one program on one device, with what the host does."""
 
     def __init__(
-        self, module: GpuModule, device: Device, constants: DeviceConstants | None = None
+        self,
+        module: GpuModule,
+        device: Device,
+        constants: DeviceConstants | None = None,
+        choices: Mapping[str, str] | None = None,
     ) -> None:
+        """choices: the measured winner of each problem that a measurement decided."""
         self.module = module
+        self.choices = choices or {}
         self.program = module.program
         self.works = module.works
-        self.whole = _is_whole(module)
+        self.whole = is_whole(module)
         super().__init__(
             layout_of(module),
             lambda: [self._record(b) for b in module.every],
@@ -245,7 +180,8 @@ class GpuExecutable(GpuProgram):
         if isinstance(bound.work, (Branch, RepeatWork)):
             return ConditionalLaunch(nest_of(bound))
         if isinstance(bound.work, Call):
-            return _LibraryRecord(self.program, bound.work, bound.arguments)
+            dtypes = [a.dtype for a in bound.arguments]
+            return LibraryRecord(bound.work.function, dtypes, views_of(self.program, bound.work))
         return self.device.record(bound.work, bound.arguments, bound.step.region.kind)
 
     @property
@@ -254,12 +190,20 @@ class GpuExecutable(GpuProgram):
 
     def artefact(self) -> GpuArtefact | None:
         """Return what a file can hold; None if the host has steps or the device keeps no code."""
-        from monograph.runtime.gpu.artefact import make_artefact
+        from monograph.runtime.gpu.build.stored_programs import make_artefact
 
         if not self.device.keeps_code:
             return None
-        module = replace(self.module, constants=self._constants.to_host())
-        return make_artefact(module, self.device.code)
+        constants = self._constants
+        digests = constants.digests if self.layout.pieces else ()
+        found = constants.weights
+        return make_artefact(
+            self.module,
+            self.device.code,
+            digests,
+            lambda wanted: {d: found[d] for d in wanted},
+            self.choices,
+        )
 
     @property
     def host_steps(self) -> list[Step]:

@@ -8,12 +8,13 @@ draw from it on one device share it.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,14 +22,17 @@ import torch
 
 from monograph.errors import ExecutionError
 from monograph.ir import Array
-from monograph.ops.random import Turns
-from monograph.program.legalise.lower_random import states_of
-from monograph.program.program import Program
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.tensors import from_numpy
 
+if TYPE_CHECKING:
+    from monograph.ops.random import Turns
+    from monograph.program.program import Program
+
 SLACK = 256
 """Bytes that nothing lies in behind each memory, so that none is empty."""
+NO_CONSTANTS: Array = np.zeros(0, np.uint8)
+"""In the place of constants that are on the device already."""
 Pieces: TypeAlias = Sequence[tuple[int, int]]
 
 
@@ -40,9 +44,7 @@ class DeviceConstants:
         self.uploads = 0
         """The number of constants copied to the device."""
         self._lock = threading.Lock()
-        self._known: weakref.WeakValueDictionary[bytes, torch.Tensor] = (
-            weakref.WeakValueDictionary()
-        )
+        self._known: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
 
     @property
     def nbytes(self) -> int:
@@ -59,37 +61,54 @@ class DeviceConstants:
                 given=f"{block.size:,} bytes",
                 hint="compile the module again for another executable",
             )
-        with self._lock:
-            return ConstantBlock(
-                block.size, pieces, [self._piece(block[a : a + n]) for a, n in pieces]
-            )
+        digests = [hashlib.sha256(block[a : a + n].data).hexdigest() for a, n in pieces]
+        held = dict(zip(digests, (block[a : a + n] for a, n in pieces), strict=True))
+        return self.upload_stored(pieces, digests, lambda wanted: {d: held[d] for d in wanted})
 
-    def _piece(self, data: Array) -> torch.Tensor:
-        key = hashlib.sha256(data.data).digest()
-        found = self._known.get(key)
-        if found is None:
-            found = torch.empty(data.size + SLACK, dtype=torch.uint8, device=self.device.place)
-            found[: data.size].copy_(from_numpy(data))
-            self._known[key] = found
-            self.uploads += 1
-        return found
+    def upload_stored(
+        self,
+        pieces: Pieces,
+        digests: Sequence[str],
+        find: Callable[[Sequence[str]], Mapping[str, Array]],
+    ) -> ConstantBlock:
+        """A block of constants by the digests of its pieces; `find` returns those not there yet."""
+        with self._lock:
+            kept = {d: t for d in digests if (t := self._known.get(d)) is not None}
+            missing = [d for d in dict.fromkeys(digests) if d not in kept]
+            found = find(missing) if missing else {}
+            for digest in missing:
+                kept[digest] = self._known[digest] = self._uploaded(found[digest])
+            return ConstantBlock(pieces, digests, [kept[d] for d in digests])
+
+    def _uploaded(self, data: Array) -> torch.Tensor:
+        made = torch.empty(data.size + SLACK, dtype=torch.uint8, device=self.device.place)
+        if data.size:
+            made[: data.size].copy_(_readable(data))
+        self.uploads += 1
+        return made
 
 
 class ConstantBlock:
     """A block of constants, whose pieces lie anywhere on the device."""
 
-    def __init__(self, size: int, pieces: Pieces, tensors: list[torch.Tensor]) -> None:
-        self._size = size
+    def __init__(self, pieces: Pieces, digests: Sequence[str], tensors: list[torch.Tensor]) -> None:
+        self.digests = digests
+        """The digests of the pieces."""
         self._pieces = pieces
         self._starts = [at for at, _ in pieces]
         self.tensors = tensors
 
-    def to_host(self) -> Array:
-        """The block as it was uploaded."""
-        block = np.zeros(self._size, np.uint8)
-        for (at, count), tensor in zip(self._pieces, self.tensors, strict=True):
-            block[at : at + count] = tensor[:count].cpu().numpy()
-        return block
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The pieces by digest; each is copied to the host when it is asked for."""
+        return _OnDevice(
+            {
+                digest: tensor[:count]
+                for digest, (_, count), tensor in zip(
+                    self.digests, self._pieces, self.tensors, strict=True
+                )
+            }
+        )
 
     def at(self, offset: int) -> tuple[torch.Tensor, int]:
         """The memory in which an offset of the block lies, and the offset there."""
@@ -99,6 +118,29 @@ class ConstantBlock:
     @property
     def nbytes(self) -> int:
         return sum(t.numel() for t in self.tensors)
+
+
+class _OnDevice(Mapping[str, Array]):
+    """Bytes of a device as arrays of the host."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, digest: str) -> Array:
+        found: Array = self._tensors[digest].cpu().numpy()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _readable(data: Array) -> torch.Tensor:
+    """Bytes of the host as a tensor that is only read: memory mapped from a file is not copied."""
+    pointed = (ctypes.c_uint8 * data.size).from_address(data.ctypes.data)
+    return torch.frombuffer(pointed, dtype=torch.uint8)
 
 
 FAILED: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)
@@ -152,6 +194,8 @@ _known: WeakKeyDictionary[Turns, dict[torch.device, torch.Tensor]] = WeakKeyDict
 
 def states_on(device: Device, program: Program) -> dict[str, torch.Tensor]:
     """The states that a program draws from, by the name of the input that stands for each."""
+    from monograph.program.legalise.lower_random import states_of
+
     names = dict(zip(program.graph.inputs, program.graph.input_names, strict=True))
     return {names[v]: _on(device, state) for v, state in states_of(program.graph).items()}
 

@@ -7,23 +7,18 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from monograph.codegen.triton.control.subprograms import host_reason
-from monograph.codegen.triton.module.kernel import KERNELS, Arch
-from monograph.codegen.triton.module.layout import GpuModule
-from monograph.codegen.triton.module.select import GpuTarget
+from monograph.codegen.triton.module.launch import Arch
 from monograph.config import Config
-from monograph.errors import CodegenError, ConfigError, ExecutionError, UnsupportedError
+from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Graph
+from monograph.ir.lazy import lazy
 from monograph.ir.sizes import SizeScope
-from monograph.program.launch_regions import kind_of, step_name
-from monograph.program.lowering import lower
-from monograph.program.program import Program, Step
-from monograph.program.work import program_work
+from monograph.runtime.cache.artefact import Weights
 from monograph.runtime.cache.object_cache import open_cache
 from monograph.runtime.cache.store import gpu_options
 from monograph.runtime.counts import OFF, RunCounters
@@ -31,21 +26,13 @@ from monograph.runtime.executable import CompiledArtefact, Executable, Feeds
 from monograph.runtime.feeds import Port
 from monograph.runtime.forking import import_whole
 from monograph.runtime.gpu import ports
-from monograph.runtime.gpu.any_shape import AnyShapeGpu
-from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable, make_artefact
+from monograph.runtime.gpu.any_shape_stored import GpuVariantArtefact, StoredAnyShapeGpu
+from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
-from monograph.runtime.gpu.build.compiler import (
-    BinaryCache,
-    Built,
-    CompileRequest,
-    KernelBinary,
-    build_all,
-)
-from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams, planned
-from monograph.runtime.gpu.build.tune import Tuner, build, compile_chosen, requests_of
+from monograph.runtime.gpu.build.binaries import BinaryCache
+from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, environment_of
 from monograph.runtime.gpu.capture.capture_policy import Eager
-from monograph.runtime.gpu.capture.control import count_kernels, nest_of
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.capture.sized_graphs import SizedGraphs
 from monograph.runtime.gpu.driver.device_discovery import (
@@ -55,19 +42,20 @@ from monograph.runtime.gpu.driver.device_discovery import (
 )
 from monograph.runtime.gpu.driver.devices import Device, Interpreter
 from monograph.runtime.gpu.driver.graphs import Graphs
-from monograph.runtime.gpu.executable import (
-    MAX_STREAMS,
-    GpuExecutable,
-    check_served,
-    first,
-)
 from monograph.runtime.gpu.host_io.transfer_policy import MeasuredTransferModes
 from monograph.runtime.gpu.memory import DeviceConstants, told_of_failure
 from monograph.runtime.gpu.ports import TensorStages, imported
-from monograph.runtime.outputs import NOTHING
 from monograph.runtime.progress import Progress
 from monograph.runtime.shape_code import ShapeCode, Shapes
 from monograph.runtime.target import Target
+
+if TYPE_CHECKING:
+    from monograph.codegen.triton.module.select import GpuTarget
+    from monograph.program.program import Program
+    from monograph.runtime.gpu.build.device_compiler import DeviceCompiler
+    from monograph.runtime.gpu.build.tune import Tuner
+    from monograph.runtime.gpu.cross_compiler import CrossCompiler
+    from monograph.runtime.gpu.executable import GpuExecutable
 
 Optimise = Callable[[Graph], Graph]
 
@@ -90,6 +78,8 @@ def open_target(
 ) -> GpuBackend | CrossCompiler:
     """Return the target for the GPU of a configuration: a device, or an architecture."""
     if names_architecture(config.device):
+        from monograph.runtime.gpu.cross_compiler import CrossCompiler
+
         return CrossCompiler(config, architecture(config.device), optimise, progress)
     with told_of_failure():
         device = open_device(config.device)
@@ -98,7 +88,7 @@ def open_target(
         return GpuBackend(config, device, optimise, progress, tally)
 
 
-class _GpuTarget(Target):
+class GpuTargetBase(Target):
     """The members that a device and an architecture without a device share."""
 
     enqueues = True
@@ -109,10 +99,16 @@ class _GpuTarget(Target):
         self._optimise = optimise
         self.progress = progress
         self.kept = config.max_cached_shapes
-        self.rules = GpuTarget()
         self.tally: RunCounters | None = None
         self.place: torch.device | None = None
         """The device of tensors that outputs are written into."""
+
+    @property
+    def rules(self) -> GpuTarget:
+        """What decides which ops have kernels."""
+        from monograph.codegen.triton.module.select import GpuTarget
+
+        return GpuTarget()
 
     @property
     @abstractmethod
@@ -147,6 +143,7 @@ class _GpuTarget(Target):
         return ports.check_places(ports_, feeds, checked, out, donate, returned, self.place)
 
     def compile(self, graph: Graph) -> Executable:
+        from monograph.codegen.triton.module.kernel import KERNELS
         from monograph.runtime.dynamic.staged import StagedExecutable, compile_stages
 
         import_whole(KERNELS.load)
@@ -173,7 +170,7 @@ class _GpuTarget(Target):
         return False
 
 
-class GpuBackend(_GpuTarget):
+class GpuBackend(GpuTargetBase):
     """A device, and how graphs are compiled for it and run there."""
 
     def __init__(
@@ -192,7 +189,8 @@ class GpuBackend(_GpuTarget):
         self.kernels = BinaryCache(open_cache(config), device.arch)
         self.constants = DeviceConstants(device)
         cache = TuningCache.open(cache_path(config)) if device.measures else TuningCache(None)
-        self.tuner = Tuner(device, cache, config.tune)
+        self.tuning = cache
+        """The measurements on disk."""
         self.measured: MeasuredTransferModes | None = None
         """The measured transfer modes of host arrays; None if they are not measured."""
         self.streams: MeasuredStreams | None = None
@@ -200,13 +198,27 @@ class GpuBackend(_GpuTarget):
         if device.measures and config.tune != OFF:
             self.measured = MeasuredTransferModes(cache, environment_of(device))
             self.streams = MeasuredStreams(cache, environment_of(device))
-        self.requested: set[CompileRequest] = set()
-        """The kernels that executables of this session launch."""
+        self.loaded_choices: dict[str, str] = {}
+        """The measured winners in programs that were found on disk."""
+        self.loaded_kernels = 0
+        """The kernels of programs that were found on disk."""
         self._process = os.getpid()
 
     @property
     def arch(self) -> Arch:
         return self.device.arch
+
+    @lazy
+    def compiler(self) -> DeviceCompiler:
+        """What compiles for the device; a process that finds all code on disk has no need of it."""
+        from monograph.runtime.gpu.build.device_compiler import DeviceCompiler
+
+        return DeviceCompiler(self.config, self.device, self.kernels, self.tuning, self.progress)
+
+    @property
+    def tuner(self) -> Tuner:
+        """What measures candidates."""
+        return self.compiler.tuner
 
     def executable(self, program: Program) -> Executable:
         """Compile a program by the candidates that were measured to be fastest.
@@ -220,61 +232,73 @@ class GpuBackend(_GpuTarget):
         """Compile a program that is launched kernel by kernel."""
         self.check_process()
         self.refuse_recording()
-        check_served(program)
-        tf32 = self.config.tf32
-        self.tuner.tune(program, tf32=tf32, progress=self.progress)
-        module = compile_chosen(
-            program,
-            self.tuner.chooser(program, tf32=tf32),
-            lambda m: build(self.device, [m], self.progress, self.kernels),
-            self.arch,
-            tf32=tf32,
-            # Only a graph runs them side by side, and only where that is measured to be faster.
-            streams=1 if self.graphs is None or self.streams is None else MAX_STREAMS,
-        )
-        if self.streams is not None:
-            module = planned(module, self.streams)
-        self._keep(module)
-        self.requested.update(requests_of(module))
-        return GpuExecutable(module, self.device, self.constants)
+        return self.compiler.exact(program, self.constants, self.streams, self._wide)
 
     def compile_any_shape(self, graph: Graph, scope: SizeScope) -> ShapeCode:
         """Compile an optimised graph with open sizes; of each step the generated kernels only.
 
         Raises UnsupportedError for a graph that is no single program of kernels.
         """
-        import_whole(KERNELS.load)
         with told_of_failure():
             self.check_process()
             self.refuse_recording()
-            lowered = lower(graph, self.rules)
-            if lowered.split is not None or lowered.states or lowered.in_pairs:
-                raise UnsupportedError("code for any shape is one program", given="stages")
-            program = lowered.whole
-            check_served(program)
-            module = compile_chosen(
-                program,
-                first,
-                lambda m: build(self.device, [m], self.progress, self.kernels),
-                self.arch,
-                tf32=self.config.tf32,
-                libraries=False,
-            )
-            self._keep(module)
-            self.requested.update(requests_of(module))
-            sized = None
-            if self.graphs is not None and self.graphs.builds and self.graphs.resizes:
-                sized = SizedGraphs(self.graphs)
-            wrap = partial(self._captured, sized=sized)
-            made = AnyShapeGpu(module, scope, self.device, self.constants, wrap)
+            made = self.compiler.any_shape(graph, scope, self.constants, self._sized_wrap())
         # What compiling has left behind is collected here, not in the first run of a new shape.
         gc.collect()
         return made
 
-    def _keep(self, module: GpuModule) -> None:
-        """Keep the chosen kernels for the next process, without the other candidates."""
-        if self.device.keeps_code:
-            self.kernels.keep({r: self.device.code(r) for r in dict.fromkeys(requests_of(module))})
+    def _sized_wrap(self) -> Callable[[GpuProgram], Executable]:
+        """Return what captures the programs of one variant, in graphs whose sizes may change."""
+        sized = None
+        if self.graphs is not None and self.graphs.builds and self.graphs.resizes:
+            sized = SizedGraphs(self.graphs)
+        return partial(self._captured, sized=sized)
+
+    @property
+    def _wide(self) -> bool:
+        """True if kernels may run side by side: in graphs only, and where that is measured."""
+        return self.graphs is not None and self.streams is not None
+
+    def store_options(
+        self, dims: Mapping[str, int], donate: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """Return the options that decide what is compiled; None if no machine code is kept."""
+        if not self.device.keeps_code:
+            return None
+        about = {
+            "device": self.device.name,
+            "arch": self.arch.name,
+            "tune": self.config.tune,
+            "streams": self._wide,
+            "versions": environment_of(self.device),
+        }
+        return gpu_options(self.config, dims, donate) | about
+
+    def read_artefact(self, members: Mapping[str, memoryview], weights: Weights) -> GpuArtefact:
+        return GpuArtefact.of(members, weights)
+
+    def read_variant(
+        self, members: Mapping[str, memoryview], weights: Weights
+    ) -> GpuVariantArtefact:
+        return GpuVariantArtefact.of(members, weights)
+
+    def accepts(self, artefact: CompiledArtefact) -> bool:
+        """Return False if measurements that came later choose other kernels."""
+        if not isinstance(artefact, GpuArtefact):
+            return True
+        entries = self.tuning.of(environment_of(self.device))
+        known = ((entries.get(key), winner) for key, winner in artefact.choices.items())
+        return all(entry is None or entry["winner"] == winner for entry, winner in known)
+
+    def open_variant(self, artefact: CompiledArtefact) -> ShapeCode:
+        """Return code for any shape that was found on disk."""
+        assert isinstance(artefact, GpuVariantArtefact)
+        self.check_process()
+        self.refuse_recording()
+        with told_of_failure():
+            self.loaded_kernels += len(artefact.program.binaries)
+            wrap = self._sized_wrap()
+            return StoredAnyShapeGpu(artefact, self.device, self.constants, wrap)
 
     def load(
         self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]
@@ -285,7 +309,11 @@ class GpuBackend(_GpuTarget):
         self.refuse_recording()
         self.progress("load", 0, 1)
         with told_of_failure():
-            return self._captured(LoadedGpuExecutable(artefact, self.device, self.constants))
+            self.loaded_choices.update(artefact.choices)
+            self.loaded_kernels += len(artefact.binaries)
+            return self._captured(
+                LoadedGpuExecutable(artefact, self.device, self.constants, compile_again)
+            )
 
     def _captured(self, executable: GpuProgram, sized: SizedGraphs | None = None) -> Executable:
         mode, tally = self.config.capture, self.tally or RunCounters()
@@ -303,6 +331,17 @@ class GpuBackend(_GpuTarget):
             sized=sized,
             locks=self.config.pin_inputs,
         )
+
+    def _compiled_stats(self) -> dict[str, int]:
+        """Return what was measured and compiled; nothing where all code was found on disk."""
+        compiler: DeviceCompiler | None = vars(self).get("compiler")
+        used = {*self.loaded_choices, *(compiler.tuner.used if compiler else ())}
+        return {
+            "tuning_used": len(used),
+            "tuned": compiler.tuner.measured if compiler else 0,
+            "compiled_kernels": len(compiler.requested) if compiler else 0,
+            "loaded_kernels": self.loaded_kernels,
+        }
 
     def check_process(self) -> None:
         """Refuses a child that was forked: it has no part in its parent's device."""
@@ -332,108 +371,5 @@ class GpuBackend(_GpuTarget):
             "device_bytes": self.constants.nbytes + own,
             "streams": max((e.streams for e in executables), default=1),
             "syncs": sum(e.syncs for e in executables),
-            "tuning_used": len(self.tuner.used),
-            "tuned": self.tuner.measured,
-            "compiled_kernels": len(self.requested),
+            **self._compiled_stats(),
         }
-
-
-class CrossCompiler(_GpuTarget):
-    """An architecture to compile for, with no device to run on or to measure with."""
-
-    def __init__(self, config: Config, arch: Arch, optimise: Optimise, progress: Progress) -> None:
-        super().__init__(config, optimise, progress)
-        self._arch = arch
-        self.kernels = BinaryCache(open_cache(config), arch)
-
-    @property
-    def arch(self) -> Arch:
-        return self._arch
-
-    def executable(self, program: Program) -> OfflineExecutable:
-        """Compile a program to machine code, by the default kernels."""
-        check_served(program)
-        code: dict[CompileRequest, KernelBinary] = {}
-        module = compile_chosen(
-            program,
-            first,
-            lambda m: self._compiled(m, code),
-            self.arch,
-            tf32=self.config.tf32,
-            libraries=False,
-        )
-        return OfflineExecutable(module, code)
-
-    def _compiled(self, module: GpuModule, code: dict[CompileRequest, KernelBinary]) -> Built:
-        """Compiles what is not compiled yet; what failed, and why."""
-        needed = dict.fromkeys(r for r in requests_of(module) if r not in code)
-        code |= self.kernels.find(needed)
-        missing = [r for r in needed if r not in code]
-        made = build_all(missing, self.arch, lambda n: self.progress("compile", n, len(missing)))
-        new = {r: b for r, b in made.items() if isinstance(b, KernelBinary)}
-        self.kernels.keep(new)
-        code |= new
-        return {r: b for r, b in made.items() if isinstance(b, CodegenError)}
-
-    def load(
-        self, artefact: CompiledArtefact, compile_again: Callable[[], Executable]
-    ) -> Executable:
-        raise _no_device(self.config.target)
-
-    def stats(self, executables: Sequence[Executable]) -> dict[str, Any]:
-        return {"device": None, "device_bytes": 0, "tuning_used": 0, "tuned": 0}
-
-
-class OfflineExecutable(Executable):
-    """A compiled program without a device: it can be saved, not run."""
-
-    runs = copies = launches = kernels = arena_bytes = constant_bytes = bounds_checks = 0
-
-    def __init__(self, module: GpuModule, code: dict[CompileRequest, KernelBinary]) -> None:
-        self.module = module
-        self.program: Program = module.program
-        self.kernels = count_kernels([nest_of(bound) for bound in module.every])
-        self.launches = len(module.works)
-        self.arena_bytes = module.arena_bytes
-        self.bounds_checks = module.bounds_checks
-        self._code = code
-        self._work = program_work(module.program)
-
-    @property
-    def flops(self) -> float:
-        return self._work.flops
-
-    @property
-    def moved(self) -> float:
-        return self._work.bytes
-
-    @property
-    def programs(self) -> list[Program]:
-        return [self.program]
-
-    @property
-    def host_steps(self) -> list[Step]:
-        return [step for _, step in self.module.host]
-
-    @property
-    def host_kinds(self) -> tuple[str, ...]:
-        return tuple(map(step_name, self.host_steps))
-
-    @property
-    def host_reasons(self) -> dict[str, str]:
-        return {kind_of(s.region): host_reason(s.region) for s in self.host_steps}
-
-    def artefact(self) -> GpuArtefact | None:
-        """Return the machine code and constants as an artefact."""
-        return make_artefact(self.module, self._code.__getitem__)
-
-    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> NoReturn:
-        raise _no_device("an architecture")
-
-
-def _no_device(given: str) -> ConfigError:
-    return ConfigError(
-        "a target that names an architecture compiles, and runs nothing",
-        given=given,
-        hint='save what is compiled, and load it with target="gpu" where there is such a device',
-    )

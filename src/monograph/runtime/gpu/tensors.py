@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.emit.scalar import stored
+from monograph.codegen.triton.module.launch import stored
 from monograph.ir import Array, DType
 
 TORCH = {

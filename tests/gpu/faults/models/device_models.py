@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, PORT, BufferRef
+from monograph.codegen.triton.module.launch import ARENA, PORT, BufferRef
 from monograph.ir import Graph, constant, unpack
 from monograph.ir.dtype import bf16, f16, f32
 from monograph.ops.control import If, Loop

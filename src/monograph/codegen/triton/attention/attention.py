@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.attention.flash import AttentionSizes, Flash, FlashTiling, heads_of
@@ -24,19 +23,20 @@ from monograph.codegen.triton.emit.tile import (
     write,
 )
 from monograph.codegen.triton.emit.writer import power
-from monograph.codegen.triton.matmul.dot import BUSY, destination, viewed
+from monograph.codegen.triton.matmul.dot import BUSY, destination
 from monograph.codegen.triton.module.kernel import (
     Call,
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonFault,
     TritonScratch,
     Work,
     kernel_for,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
+from monograph.codegen.triton.module.library import LibraryCall
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i64
 from monograph.ops.attention import SINKS, Attention, CacheUpdate, Rope
@@ -69,23 +69,17 @@ def _attention(context: GpuContext, anchor: Value, views: list[Strided]) -> tupl
     op, storage = anchor.op, context.program.places.storage
     assert isinstance(op, Attention)
     see = [
-        viewed(x.tensor.static, f.strides, f.offset - storage[f.source].offset)
+        (x.tensor.static, f.strides, f.offset - storage[f.source].offset)
         for x, f in zip(anchor.inputs, views, strict=True)
     ]
-    shape, scale, causal = anchor.tensor.static, op.scale, op.causal
-    shared = anchor.inputs[0].tensor.static[1] != anchor.inputs[1].tensor.static[1]
-
-    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
-        import torch
-
-        made = torch.nn.functional.scaled_dot_product_attention(
-            *(view(x) for view, x in zip(see, (q, k, v), strict=True)),
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=shared,
-        )
-        out.view(-1)[: anchor.tensor.size].view(shape).copy_(made)
-
+    options = {
+        "views": see,
+        "shape": anchor.tensor.static,
+        "causal": op.causal,
+        "scale": op.scale,
+        "gqa": anchor.inputs[0].tensor.static[1] != anchor.inputs[1].tensor.static[1],
+    }
+    attend = LibraryCall("attention", options)
     result, finish = destination(context)
     return (Call("attention", (*(f.source for f in views), result), attend), *finish)
 

@@ -32,13 +32,13 @@ from monograph.codegen.triton.matmul.dot import BUSY
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
-    Launch,
     TritonFault,
     TritonScratch,
     Work,
     kernel_for,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Constant, Input, Item, Value
 from monograph.ir.dtype import f32, i32, i64
 from monograph.ops.attention import Rope

@@ -15,7 +15,8 @@ from monograph.codegen.triton.emit.scalar import memory_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator, register, tile
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.dot import multiply
-from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, Launch, TritonScratch
+from monograph.codegen.triton.module.kernel import GpuContext, KernelWriter, TritonScratch
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Value
 from monograph.ir.dtype import BOOL, f64
 from monograph.ir.sizes import hint_of

@@ -29,7 +29,6 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     RepeatWork,
     TritonFault,
     TritonPacked,
@@ -38,6 +37,7 @@ from monograph.codegen.triton.module.kernel import (
     kernel_for,
     single,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Item, TensorType, Type, Value, known
 from monograph.ir.dtype import boolean, i64
 from monograph.ops.control import Fail, If, Loop, Scan

@@ -19,6 +19,7 @@ from monograph.codegen.triton.module.kernel import (
     TritonScratch,
     Work,
 )
+from monograph.codegen.triton.module.launch import is_unrolled
 from monograph.codegen.triton.module.layout import plan_inside
 from monograph.ir import Graph, Value, known
 from monograph.ir.dtype import u8
@@ -188,18 +189,6 @@ class _Run:
         data = known(value)
         assert data is not None
         return self.sub.constants.setdefault(value, TritonPacked(data, value.dtype))
-
-
-UNROLLED = 1000
-"""The most pieces of work that a loop of known length may become."""
-
-
-def is_unrolled(count: int | None, body: int) -> bool:
-    """Return True if a loop is recorded iteration by iteration: a known and small number of them.
-
-    body: the pieces of work of an iteration.
-    """
-    return count is not None and count * body <= UNROLLED
 
 
 def needs_conditions(work: Work) -> bool:

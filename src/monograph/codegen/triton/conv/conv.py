@@ -40,13 +40,13 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     TritonScratch,
     Work,
     kernel_for,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ir.sizes import divides
 from monograph.ops.conv import Conv

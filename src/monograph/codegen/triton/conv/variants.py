@@ -8,7 +8,6 @@ MIOpen's convolution, through torch, is a candidate beside the generated kernels
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from monograph.codegen.triton.matmul.dot import (
     guess,
     multiply,
     tiles,
-    viewed,
 )
 from monograph.codegen.triton.matmul.product import packed_operand
 from monograph.codegen.triton.module.kernel import (
@@ -33,11 +31,12 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     Work,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
+from monograph.codegen.triton.module.library import LibraryCall
 from monograph.ir import Array, Value, known
 from monograph.ir.sizes import divides, hint_of
 from monograph.ops.conv import Conv
@@ -173,50 +172,31 @@ def _convolution(
     storage, last = context.program.places.storage, op.layout == CHANNELS_LAST
     shape, w_shape = x.tensor.static, w.tensor.static
     first_x = image.offset - storage[image.source].offset
-    x_view = viewed(*_channels_second(shape, image.strides, last), first_x)
+    x_view = (*_channels_second(shape, image.strides, last), first_x)
     if lying is None:
         packed = (w_shape[0], *w_shape[2:], w_shape[1])
-        w_view = viewed(*_channels_second(packed, strides_of(packed), True), 0)
+        w_view = (*_channels_second(packed, strides_of(packed), True), 0)
     else:
         first_w = lying.offset - storage[lying.source].offset
-        w_view = viewed(*_channels_second(w_shape, lying.strides, False), first_w)
+        w_view = (*_channels_second(w_shape, lying.strides, False), first_w)
     made = anchor.tensor.static
-    y_view = viewed(*_channels_second(made, strides_of(made), last), 0)
+    y_view = (*_channels_second(made, strides_of(made), last), 0)
     # Lines are images of one row.
     flat = len(op.strides) == 1
     padding = [0, *op.pads_begin] if flat else [*op.pads_begin]
     stride = [1, *op.strides] if flat else [*op.strides]
     dilation = [1, *op.dilations] if flat else [*op.dilations]
-    groups, tf32 = op.groups, context.tf32
-
-    def convolve(given: Any, kernel: Any, out: Any) -> None:
-        a, b, y = x_view(given), w_view(kernel), y_view(out)
-        _into(y, a, b, padding, stride, dilation, groups, tf32)
-
+    options = {
+        "views": (x_view, w_view, y_view),
+        "padding": padding,
+        "stride": stride,
+        "dilation": dilation,
+        "groups": op.groups,
+        "tf32": context.tf32,
+    }
+    convolve = LibraryCall("conv", options)
     result, finish = destination(context)
     return (Call("conv", (image.source, weights, result), convolve), *finish)
-
-
-def _into(
-    y: Any,
-    x: Any,
-    w: Any,
-    padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-    tf32: bool,
-) -> None:
-    """Convolve into our memory; through the library's own memory if it can only allocate."""
-    import torch
-
-    if y.is_cuda and torch.version.hip is None:
-        torch.ops.aten.cudnn_convolution.out(
-            x, w, padding, stride, dilation, groups, True, False, tf32, out=y
-        )
-        return
-    function = torch.nn.functional.conv3d if len(stride) == 3 else torch.nn.functional.conv2d
-    y.copy_(function(x, w, None, stride, padding, dilation, groups))
 
 
 def _channels_second(

@@ -8,6 +8,7 @@ from monograph.codegen.common import mathlib, types
 from monograph.codegen.common.registers import Arith, Operand, Reg
 from monograph.codegen.common.scalars import RegisterScalars
 from monograph.codegen.triton.emit.writer import TYPES, Writer, literal, unsigned
+from monograph.codegen.triton.module.launch import stored
 from monograph.ir import DType
 from monograph.ir.dtype import bf16, f16, f32, f64
 from monograph.ops.scalar import Scalar
@@ -94,13 +95,6 @@ class TritonArith(Arith):
 _FAST = {"exp": "tl.exp({})", "log": "tl.log({})", "sigmoid": "tl.sigmoid({})"}
 """Device instructions accurate to about 2^-21: enough for a result of 16 bits."""
 _HALVES = {f16: "tl.float16", bf16: "tl.bfloat16"}
-
-
-def stored(dtype: DType) -> str:
-    """The LLVM name of the type that pointers to elements have."""
-    if dtype in _HALVES:
-        return "half" if dtype == f16 else "bfloat"
-    return types.storage(dtype)
 
 
 class TritonScalars(RegisterScalars):

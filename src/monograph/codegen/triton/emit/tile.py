@@ -20,10 +20,10 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     TritonScratch,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Array, DType, Value, from_numpy
 from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.ir.sizes import divides, hint_of

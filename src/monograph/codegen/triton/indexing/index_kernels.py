@@ -30,13 +30,13 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonFault,
     TritonPacked,
     TritonScratch,
     kernel_for,
     single,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import TensorType, Value
 from monograph.ir.dtype import i64
 from monograph.ops.index import Gather, GatherElements, GatherNd

@@ -21,12 +21,12 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonFault,
     TritonScratch,
     Work,
     kernel_for,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Value
 from monograph.ir.dtype import boolean, i32, i64
 from monograph.ops.pool import MaxUnpool

@@ -4,10 +4,8 @@ products."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.elements import BlockAxis, TritonElements
@@ -33,12 +31,13 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonScratch,
     Work,
     kernel_for,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
+from monograph.codegen.triton.module.library import LibraryCall
 from monograph.ir import DType, Value
 from monograph.ir.dtype import bf16, f16, f32, i8, i32, u8
 from monograph.ir.sizes import any_open, divides
@@ -64,22 +63,11 @@ def products(context: GpuContext) -> list[Candidate]:
 def _product(context: GpuContext, anchor: Value, views: list[Strided]) -> tuple[Work, ...]:
     storage = context.program.places.storage
     left, right = (
-        viewed(v.tensor.static, f.strides, f.offset - storage[f.source].offset)
+        (v.tensor.static, f.strides, f.offset - storage[f.source].offset)
         for v, f in zip(anchor.inputs, views, strict=True)
     )
-    shape = anchor.tensor.static
-    tf32 = context.tf32
-
-    def multiply(x: Any, y: Any, out: Any) -> None:
-        import torch
-
-        kept = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        try:
-            torch.matmul(left(x), right(y), out=out.view(-1)[: anchor.tensor.size].view(shape))
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = kept
-
+    shape, tf32 = anchor.tensor.static, context.tf32
+    multiply = LibraryCall("matmul", {"left": left, "right": right, "shape": shape, "tf32": tf32})
     sources: tuple[Argument, ...] = tuple(f.source for f in views)
     result, finish = destination(context)
     return (Call("matmul", (*sources, result), multiply), *finish)
@@ -96,11 +84,6 @@ def destination(context: GpuContext) -> tuple[Argument, tuple[Work, ...]]:
 
 def _dense(context: GpuContext, value: Value) -> bool:
     return context.program.places.storage[value].strides == strides_of(value.tensor.static)
-
-
-def viewed(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Callable[[Any], Any]:
-    """Return a function that views an operand in the memory of its source."""
-    return lambda t: t.as_strided(shape, strides, t.storage_offset() + offset)
 
 
 MATRIX = (f16, bf16, f32)

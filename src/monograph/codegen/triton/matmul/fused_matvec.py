@@ -17,7 +17,8 @@ from monograph.codegen.triton.emit.scalar import register_type
 from monograph.codegen.triton.emit.tile import ResultTile, accumulator
 from monograph.codegen.triton.emit.writer import power
 from monograph.codegen.triton.matmul.product import Operands, Parts, ProductShape, join_parts, sizes
-from monograph.codegen.triton.module.kernel import Candidate, GpuContext, Launch, variants
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, variants
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Value
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Element, aligned

@@ -24,10 +24,10 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Value, known
 from monograph.program.fusion.op_classes import is_leaf
 

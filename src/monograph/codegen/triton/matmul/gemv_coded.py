@@ -32,10 +32,10 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import DType
 from monograph.ir.dtype import f32, f64, i4
 

@@ -53,10 +53,10 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir.dtype import f16, f32, i32
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.index_bounds import inside

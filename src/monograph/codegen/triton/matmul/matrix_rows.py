@@ -44,14 +44,13 @@ from monograph.codegen.triton.matmul.row_norms import (
     scaled_gains,
 )
 from monograph.codegen.triton.module.kernel import (
-    Arch,
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonPacked,
     variants,
 )
+from monograph.codegen.triton.module.launch import Arch, Launch
 from monograph.ir import known
 from monograph.ir.dtype import bf16, f16, f32
 

@@ -21,7 +21,8 @@ import numpy as np
 from monograph.codegen.triton.emit.elements import BlockAxis
 from monograph.codegen.triton.matmul.codes import WeightCodes, pack_words
 from monograph.codegen.triton.matmul.product import Operands
-from monograph.codegen.triton.module.kernel import Arch, TritonPacked
+from monograph.codegen.triton.module.kernel import TritonPacked
+from monograph.codegen.triton.module.launch import Arch
 from monograph.ir import Array, DType
 from monograph.ir.dtype import f16, f32, i32
 

@@ -12,6 +12,7 @@ import numpy as np
 from monograph.codegen.common.registry import KernelRegistry
 from monograph.codegen.triton.emit.elements import TritonElements
 from monograph.codegen.triton.emit.writer import Writer
+from monograph.codegen.triton.module.launch import Arch, Launch
 from monograph.errors import InternalError
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import i64
@@ -27,27 +28,6 @@ NAME = "KERNEL"
 NARROW_MOST = (1 << 31) - (1 << 16)
 """The greatest size in 32 bits: numbers of elements of the last block go beyond the size."""
 """An open size in a text: its place in the table of the compilation (`Size.__str__`)."""
-
-
-@dataclass(frozen=True)
-class Arch:
-    """A GPU architecture, as Triton names it."""
-
-    backend: str
-    """cuda or hip."""
-    name: str
-    """sm_90, gfx942 ..."""
-    warp: int = 32
-    interpreted: bool = False
-    """True if Triton's interpreter replaces the device."""
-
-    @property
-    def dependent_launch(self) -> bool:
-        """True if a kernel may start before the one it depends on has ended."""
-        return self.backend == "cuda" and int(self.name.removeprefix("sm_")) >= 90
-
-    def __str__(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,31 +87,6 @@ class BufferView:
 
 
 Argument: TypeAlias = Value | TritonPacked | TritonScratch | TritonFault | BufferView
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One Triton kernel on a grid. Pointers of values are at the value's first element."""
-
-    source: str
-    arguments: tuple[Argument, ...]
-    grid: tuple[int, int, int]
-    warps: int = 4
-    stages: int = 2
-    dependent: bool = False
-    """True if the kernel itself waits for earlier ones (dependent launch)."""
-    step: Step | None = None
-    """The step of a sub-program that it belongs to."""
-    bounds_checks: int = 0
-    """The number of addresses that it checks because no proof covers them."""
-    sizes: tuple[int, ...] = ()
-    """The open sizes that it takes as numbers, after the pointers."""
-    wide_sizes: tuple[bool, ...] = ()
-    """True for each size that is passed in 64 bits."""
-    multiples: tuple[bool, ...] = ()
-    """True for each size that is a multiple of 16: part of the key of its code."""
-    aligned: tuple[bool, ...] | None = None
-    """True for each pointer to vectors of 16 bytes, if offsets at given sizes do not say so."""
 
 
 @dataclass(frozen=True)
@@ -328,18 +283,3 @@ def single(name: str, make: Callable[[], Any]) -> list[Candidate]:
 def variants(name: str, tilings: Iterable[T], make: Callable[[T], Any]) -> list[Candidate]:
     """Return a candidate for each tiling, named after it."""
     return [c for tiling in tilings for c in single(f"{name} {tiling}", partial(make, tiling))]
-
-
-ARCHES = {
-    "sm_80": Arch("cuda", "sm_80"),
-    "sm_86": Arch("cuda", "sm_86"),
-    "sm_89": Arch("cuda", "sm_89"),
-    "sm_90": Arch("cuda", "sm_90"),
-    "sm_100": Arch("cuda", "sm_100"),
-    "sm_120": Arch("cuda", "sm_120"),
-    "gfx942": Arch("hip", "gfx942", 64),
-    "gfx1100": Arch("hip", "gfx1100"),
-    "gfx1151": Arch("hip", "gfx1151"),
-    "gfx1201": Arch("hip", "gfx1201"),
-}
-"""By name."""

@@ -12,7 +12,6 @@ from monograph.codegen.triton.module.kernel import (
     Argument,
     Branch,
     BufferView,
-    Launch,
     RepeatWork,
     TritonFault,
     TritonPacked,
@@ -20,44 +19,19 @@ from monograph.codegen.triton.module.kernel import (
     Work,
     every_argument,
 )
+from monograph.codegen.triton.module.launch import ARENA, CONSTANTS, KEPT, PORT, BufferRef, Launch
 from monograph.errors import UnsupportedError
-from monograph.ir import Array, DType, Value, known
-from monograph.ir.sizes import any_open, divides, largest
+from monograph.ir import Array, Value, known
+from monograph.ir.sizes import any_open, largest
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer
 from monograph.program.memory.inplace import root
 from monograph.program.memory.memory_planner import MemoryPlan
-from monograph.program.memory.stream_schedule import (
-    Schedule,
-    Uses,
-    needs,
-    plan_concurrent,
-    schedule,
-)
+from monograph.program.memory.schedules import Schedule, schedule
+from monograph.program.memory.stream_schedule import Uses, needs, plan_concurrent
 from monograph.program.program import Program, Step
 
-ARENA, CONSTANTS, KEPT, PORT = "arena", "constants", "kept", "port"
 ALIGNMENT = 256
-
-
-@dataclass(frozen=True)
-class BufferRef:
-    """The location of an argument: a memory, and a byte offset."""
-
-    memory: str
-    offset: int
-    dtype: DType
-    port: str = ""
-    """The input or output, for memory of the caller."""
-    room: int = field(default=-1, compare=False)
-    """The bytes of its buffer from there on, for checked runs; -1 if unknown."""
-    below: int = field(default=0, compare=False)
-    """The bytes of its buffer before there."""
-
-    @property
-    def aligned(self) -> bool:
-        """True if vectors of 16 bytes may be read there."""
-        return divides(16, self.offset)
 
 
 @dataclass(frozen=True)

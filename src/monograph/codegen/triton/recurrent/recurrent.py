@@ -17,12 +17,12 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonScratch,
     Work,
     kernel_for,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.recurrent.cells import Cell
 from monograph.codegen.triton.recurrent.steps import (
     CellWriter,

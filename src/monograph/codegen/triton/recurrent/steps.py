@@ -15,12 +15,12 @@ from monograph.codegen.triton.module.kernel import (
     BufferView,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonFault,
     TritonPacked,
     TritonScratch,
     Work,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.recurrent.cells import Arithmetic, Cell
 from monograph.ir import DType, Value, known
 from monograph.ir.dtype import i64

@@ -13,13 +13,8 @@ import math
 
 from monograph.codegen.common.registry import any_view
 from monograph.codegen.triton.emit.writer import power
-from monograph.codegen.triton.module.kernel import (
-    Candidate,
-    GpuContext,
-    Launch,
-    TritonScratch,
-    kernel_for,
-)
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, TritonScratch, kernel_for
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.rows.reduce import LARGEST, SUM, total
 from monograph.codegen.triton.rows.row_tiling import RowTiling
 from monograph.codegen.triton.rows.rows import RowBlock, RowWork, row_candidates

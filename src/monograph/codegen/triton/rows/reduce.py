@@ -15,12 +15,12 @@ from monograph.codegen.triton.emit.writer import TYPES, literal, power, unsigned
 from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
-    Launch,
     TritonScratch,
     Work,
     kernel_for,
     variants,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.rows.row_tiling import RowTiling, joining_tiling, row_tilings
 from monograph.codegen.triton.rows.rows import (
     RowBlock,

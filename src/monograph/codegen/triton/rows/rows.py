@@ -17,13 +17,8 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.common.types import register
 from monograph.codegen.triton.emit.elements import BlockAxis, Point
 from monograph.codegen.triton.emit.writer import literal
-from monograph.codegen.triton.module.kernel import (
-    Candidate,
-    GpuContext,
-    Launch,
-    TritonScratch,
-    variants,
-)
+from monograph.codegen.triton.module.kernel import Candidate, GpuContext, TritonScratch, variants
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.rows.row_tiling import Field, RowTiling, row_tilings
 from monograph.ir import DType, Value
 from monograph.ir.dtype import f32, f64, i32

@@ -16,12 +16,12 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonScratch,
     Work,
     kernel_for,
     single,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.sorting.topk import ordered
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i32, i64

@@ -19,10 +19,10 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonScratch,
     kernel_for,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.codegen.triton.sorting.topk import LOWEST, ordered
 from monograph.ir import Item, Value
 from monograph.ir.dtype import f64, i32, i64

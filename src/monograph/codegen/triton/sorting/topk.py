@@ -25,11 +25,11 @@ from monograph.codegen.triton.module.kernel import (
     Candidate,
     GpuContext,
     KernelWriter,
-    Launch,
     TritonScratch,
     Work,
     kernel_for,
 )
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Item, Value
 from monograph.ir.dtype import i64
 from monograph.ops.scalar import Scalar

@@ -8,7 +8,6 @@ built, on scratch memory, and stores the winner in the tuning cache. Results are
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import statistics
 import time
@@ -18,14 +17,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from monograph.codegen.triton.module.kernel import Call, Launch, Work
-from monograph.codegen.triton.module.layout import KEPT, Bound, GpuModule, lay_out
-from monograph.program.legalise.lower_random import states_of
-from monograph.program.memory.stream_schedule import Schedule, narrowed
+from monograph.codegen.triton.module.launch import KEPT
+from monograph.program.memory.schedules import Schedule, narrowed
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.build.tuning_cache import FULL, Entry, TuningCache
-from monograph.runtime.gpu.capture.capture import Recorder, launch_order, order_of
-from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree, nests
+from monograph.runtime.gpu.capture.capture import Recorder, order_of
+from monograph.runtime.gpu.capture.control import REPEAT, LaunchTree
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.host_io.pinned_staging import StagingLayout
 
@@ -137,7 +134,7 @@ class StreamTuner:
         if why := untried_reason(bool(executable.held), executable.layout.nests):
             _log.info("cannot measure streams, using one: %s", why)
             return tried[1]
-        key = key_of(executable.module)  # type: ignore[attr-defined]
+        key = executable.layout.stream_key
         known = self._measured.find(key, [*tried])
         if known is None:
             times = self._times(tried)
@@ -193,44 +190,6 @@ class StreamTuner:
             graphs.finish(event)
 
         return run
-
-
-def planned(module: GpuModule, measured: MeasuredStreams) -> GpuModule:
-    """Return the module with memory for one stream if its graphs will use only one.
-
-    That takes less memory.
-    """
-    order = launch_order(module.works)
-    if order.streams == 1:
-        return module
-    tried = not untried_reason(bool(states_of(module.program.graph)), nests(module))
-    if tried and measured.find(key_of(module), [*candidate_schedules(order)]) != 1:
-        return module
-    works: dict[int, list[Work]] = {}
-    for bound in module.works:
-        works.setdefault(bound.position, []).append(bound.work)
-    chosen = [(module.steps[position], tuple(made)) for position, made in works.items()]
-    return lay_out(module.program, chosen, 1, module)
-
-
-def key_of(module: GpuModule) -> str:
-    """Return the key of a measurement: launches, argument addresses and schedules.
-
-    Values of constants do not matter.
-    """
-    launches = [(_about(bound), bound.arguments) for bound in module.every]
-    tried = candidate_schedules(launch_order(module.works))
-    orders = {streams: (order.stream, order.waits) for streams, order in tried.items()}
-    parts = repr((launches, nests(module), orders))
-    return "lanes-" + hashlib.sha256(parts.encode()).hexdigest()
-
-
-def _about(bound: Bound) -> tuple[object, ...]:
-    """Return what decides the duration of a launch."""
-    work = bound.work
-    if isinstance(work, Launch):
-        return work.source, work.grid, work.warps, work.stages, work.dependent
-    return (work.name,) if isinstance(work, Call) else (type(work).__name__,)
 
 
 def time_queued(runs: Mapping[int, Callable[[int], None]]) -> dict[int, float]:

@@ -11,19 +11,15 @@ import torch
 
 from monograph.codegen.triton.control.subprograms import programs
 from monograph.codegen.triton.module import select
-from monograph.codegen.triton.module.kernel import Arch, Call, Candidate, GpuContext, Launch
-from monograph.codegen.triton.module.layout import ARENA, Bound, GpuModule, lay_out
+from monograph.codegen.triton.module.kernel import Call, Candidate, GpuContext
+from monograph.codegen.triton.module.launch import ARENA, Arch, Launch
+from monograph.codegen.triton.module.layout import Bound, GpuModule, lay_out
 from monograph.errors import CodegenError, MonographError
 from monograph.ir.sizes import any_open
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
-from monograph.runtime.gpu.build.compiler import (
-    BinaryCache,
-    Built,
-    CompileRequest,
-    build_all,
-    request,
-)
+from monograph.runtime.gpu.build.binaries import BinaryCache, Built, CompileRequest, request
+from monograph.runtime.gpu.build.compiler import build_all
 from monograph.runtime.gpu.build.tuning_cache import (
     FAST,
     FULL,
@@ -149,6 +145,13 @@ class Tuner:
 
         return choose
 
+    def winners(self, program: Program, *, tf32: bool = False) -> dict[str, str]:
+        """Return the measured winner of each problem of a program that was measured."""
+        if self.mode == "off":
+            return {}
+        keys = (problem_key(part, step, tf32) for step, part in _steps_of(program).items())
+        return {key: str(self.entries[key]["winner"]) for key in keys if key in self.entries}
+
     def _time(self, module: GpuModule, cold: bool) -> float | None:
         """Return the time of one run in us, or None if the candidate cannot run.
 
@@ -190,10 +193,10 @@ def problem_key(program: Program, step: Step, tf32: bool) -> str:
 
 def requests_of(module: GpuModule) -> list[CompileRequest]:
     """Return the compile requests of a module."""
-    return [r for bound in module.every for r in _requests(bound)]
+    return [r for bound in module.every for r in requests_of_work(bound)]
 
 
-def _requests(bound: Bound) -> list[CompileRequest]:
+def requests_of_work(bound: Bound) -> list[CompileRequest]:
     """Return the compile requests of a work item; none for a call, a branch or a loop.
 
     A kernel of open sizes is compiled for all of them, and for those that are multiples of 16.
@@ -272,7 +275,7 @@ def compile_chosen(
         if not failed:
             return module
         for bound in module.every:
-            why = next((failed[r] for r in _requests(bound) if r in failed), None)
+            why = next((failed[r] for r in requests_of_work(bound) if r in failed), None)
             if why is not None:
                 step = bound.step
                 refused.setdefault(step, {})[names[step]] = str(why)

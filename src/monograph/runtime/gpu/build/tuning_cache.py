@@ -21,16 +21,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import monograph
 from monograph.config import Config
 from monograph.errors import ConfigError
-from monograph.ir import Value
-from monograph.program.memory.buffer_assignment import CONSTANT
-from monograph.program.program import Program, Step
 from monograph.runtime.atomic_write import replacing
 from monograph.runtime.gpu.driver.devices import Device
+
+if TYPE_CHECKING:
+    from monograph.ir import Value
+    from monograph.program.program import Program, Step
 
 FORMAT = 1
 _KIND = "monograph tuning"
@@ -152,6 +153,8 @@ def step_key(program: Program, step: Step) -> str:
 
     It covers ops, types, strides, alignment, and which operands are constant.
     """
+    from monograph.program.memory.buffer_assignment import CONSTANT
+
     numbers: dict[Value, int] = {}
     lines = []
     for value in (*step.region.inputs, *step.region.body):

@@ -14,12 +14,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from monograph.codegen.triton.module.layout import Bound
-from monograph.program.memory.stream_schedule import Schedule
+from monograph.program.memory.schedules import Schedule
 from monograph.runtime.gpu.bound_program import GpuLayout
 from monograph.runtime.gpu.capture.control import (
     ConditionalLaunch,
@@ -32,6 +31,9 @@ from monograph.runtime.gpu.capture.control import (
 )
 from monograph.runtime.gpu.driver.devices import Device, Record
 from monograph.runtime.gpu.driver.graphs import KERNEL, CopyNode, GraphError, Graphs, Handle, Params
+
+if TYPE_CHECKING:
+    from monograph.codegen.triton.module.layout import Bound
 
 Memory: TypeAlias = Mapping[str, torch.Tensor]
 """The bytes of every port."""
@@ -118,7 +120,9 @@ def order_of(executable: Recordable) -> Schedule:
     count = len(executable.records)
     if len(executable.works) == count:
         return launch_order(executable.works)
-    return in_turn(count)  # loaded from a package, or a part of a run
+    if len(executable.layout.streams) == count:
+        return stated_order(executable.layout.streams, executable.layout.waits)
+    return in_turn(count)  # on one stream, or a part of a run
 
 
 def in_turn(count: int) -> Schedule:
@@ -129,19 +133,26 @@ def in_turn(count: int) -> Schedule:
 def launch_order(works: Sequence[Bound]) -> Schedule:
     """The order of steps as one of launches: a wait for a step is a wait for its last launch."""
     waits: list[tuple[int, ...]] = []
-    before: list[int] = []
     ended: dict[int, int] = {}
-    tails: dict[int, int] = {}
     for number, bound in enumerate(works):
         # Not for a step without work.
         waits.append(tuple(ended[step] for step in bound.waits if step in ended))
-        behind = [tails[bound.stream]] if bound.stream in tails else []
+        ended[bound.position] = number
+    return stated_order([b.stream for b in works], waits)
+
+
+def stated_order(streams: Sequence[int], waits: Sequence[tuple[int, ...]]) -> Schedule:
+    """The order of launches, given the stream of each and what it waits for."""
+    before: list[int] = []
+    tails: dict[int, int] = {}
+    for number, (stream, waited) in enumerate(zip(streams, waits, strict=True)):
+        behind = [tails[stream]] if stream in tails else []
         known = 0
-        for other in (*behind, *waits[-1]):
+        for other in (*behind, *waited):
             known |= before[other] | 1 << other
         before.append(known)
-        ended[bound.position] = tails[bound.stream] = number
-    return Schedule(tuple(b.stream for b in works), tuple(waits), tuple(before))
+        tails[stream] = number
+    return Schedule(tuple(streams), tuple(waits), tuple(before))
 
 
 class _Uncollected:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monograph.codegen.triton.module.layout import ARENA, KEPT
+from monograph.codegen.triton.module.launch import ARENA, KEPT
 from monograph.runtime.gpu.bound_program import VECTOR
 from monograph.runtime.gpu.build.stream_tuning import StreamTuner
 from monograph.runtime.gpu.capture.capture import (

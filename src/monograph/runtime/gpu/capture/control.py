@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from monograph.codegen.triton.control.subprograms import is_unrolled
-from monograph.codegen.triton.module.kernel import Branch, RepeatWork
-from monograph.codegen.triton.module.layout import Bound, GpuModule
+from monograph.codegen.triton.module.launch import is_unrolled
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.driver.devices import Record
 from monograph.runtime.gpu.driver.graphs import IF, WHILE, Fill, Graphs, Handle, UncapturableError
@@ -33,25 +31,6 @@ class LaunchTree:
     """The number of pieces of work in each body, without those further inside."""
     count: int | None = None
     """The number of repetitions of a body, if it is known."""
-
-
-def nests(module: GpuModule) -> tuple[LaunchTree, ...]:
-    """Return the nesting of the works of a module, in the order of `module.every`.
-
-    Empty where none does.
-    """
-    found = tuple(nest_of(bound) for bound in module.every)
-    return found if any(nest.bodies for nest in found) else ()
-
-
-def nest_of(bound: Bound) -> LaunchTree:
-    """Return the nesting of a piece of work."""
-    sizes = tuple(map(len, bound.bodies))
-    if isinstance(bound.work, Branch):
-        return LaunchTree(BRANCH, sizes)
-    if isinstance(bound.work, RepeatWork):
-        return LaunchTree(REPEAT, sizes, bound.work.count)
-    return LaunchTree()
 
 
 def count_kernels(every: Sequence[LaunchTree]) -> int:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from monograph.codegen.triton.module.layout import Bound
 from monograph.errors import some_of
-from monograph.program.launch_regions import NO_CONDITIONS, step_name
 from monograph.runtime.gpu.bound_program import GpuProgram
 from monograph.runtime.gpu.capture.capture import every_record
 from monograph.runtime.gpu.capture.capture_policy import CapturePolicy
 from monograph.runtime.gpu.capture.captured_graph import CapturedGraph, GraphBuilder
 from monograph.runtime.gpu.capture.control import needs_conditions
 from monograph.runtime.gpu.capture.launches import Launches
+
+if TYPE_CHECKING:
+    from monograph.codegen.triton.module.layout import Bound
 
 MISALIGNED = "it is misaligned for a library"
 BRANCH_OR_LOOP = "a branch or a loop"
@@ -32,7 +34,7 @@ class PartialProgram:
         inside = [id(r) for r in every_record(self.records)]
         before = sum(1 for _ in every_record(executable.records[:start]))
         arguments = executable.layout.arguments[before : before + len(inside)]
-        self.layout = replace(executable.layout, arguments=arguments)
+        self.layout = replace(executable.layout, arguments=arguments, streams=(), waits=())
         known = set(inside)
         self.port_arguments = [p for p in executable.port_arguments if id(p[1]) in known]
         self.lock = executable.lock
@@ -57,6 +59,8 @@ class PartialGraphs:
         self.reason = ""
         """The reason why runs with conditions are not one launch, in the words of `inspect`."""
         if spans:
+            from monograph.program.launch_regions import NO_CONDITIONS
+
             self.reason = f"{NO_CONDITIONS}: {some_of(_names(executable, spans))}"
 
     @property
@@ -135,6 +139,8 @@ def _names(executable: GpuProgram, spans: Sequence[tuple[int, int]]) -> list[str
     works = executable.works
     if len(works) != len(executable.records):
         return [BRANCH_OR_LOOP]
+    from monograph.program.launch_regions import step_name
+
     return list(dict.fromkeys(step_name(works[i].step) for span in spans for i in range(*span)))
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver as cu
 
-from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import BufferRef
+from monograph.codegen.triton.module.launch import Arch, BufferRef, Launch
 from monograph.errors import ExecutionError
-from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary, build, request
+from monograph.runtime.gpu.build.binaries import CompileRequest, KernelBinary, request
 from monograph.runtime.gpu.driver.torch_driver import TorchDevice
 
 _SHARED_BYTES = 48 << 10
@@ -138,15 +137,21 @@ class CudaDevice(TorchDevice):
         return CudaRecord(self.kernel(wanted), launch.grid, len(arguments), launch.sizes)
 
     def loaded(
-        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
+        self,
+        binary: KernelBinary,
+        grid: tuple[int, int, int],
+        arguments: Sequence[BufferRef],
+        sizes: tuple[int, ...] = (),
     ) -> CudaRecord:
         with self.active():
             if binary not in self._loaded:
                 self._loaded[binary] = CudaKernel(binary)
-            return CudaRecord(self._loaded[binary], grid, len(arguments))
+            return CudaRecord(self._loaded[binary], grid, len(arguments), sizes)
 
     def kernel(self, wanted: CompileRequest) -> CudaKernel:
         if wanted not in self._kernels:
+            from monograph.runtime.gpu.build.compiler import build
+
             self.load(wanted, build(wanted, self.arch))
         return self._kernels[wanted]
 

@@ -10,11 +10,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from monograph.codegen.triton.module.kernel import ARCHES
+from monograph.codegen.triton.module.launch import ARCHES
 from monograph.errors import ConfigError
 
 if TYPE_CHECKING:
-    from monograph.codegen.triton.module.kernel import Arch
+    from monograph.codegen.triton.module.launch import Arch
     from monograph.runtime.gpu.driver.devices import Device
 
 INSTALL = "pip install 'monograph[gpu]' (in a checkout: pip install '.[gpu]')"

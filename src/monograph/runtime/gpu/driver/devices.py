@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import BufferRef
+from monograph.codegen.triton.module.launch import Arch, BufferRef, Launch
 from monograph.config import make_config
-from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary, function
+from monograph.runtime.gpu.build.binaries import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.graphs import Graphs
 from monograph.runtime.gpu.driver.interpreter_checks import checked_access
 from monograph.runtime.gpu.tensors import typed
@@ -55,7 +54,11 @@ class Device(Protocol):
         """Compile and load a kernel."""
 
     def loaded(
-        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
+        self,
+        binary: KernelBinary,
+        grid: tuple[int, int, int],
+        arguments: Sequence[BufferRef],
+        sizes: tuple[int, ...] = (),
     ) -> Record:
         """Load a kernel that was compiled before."""
 
@@ -108,6 +111,7 @@ class _Interpreted:
         self.empty = 0 in launch.grid
 
     def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
+        from monograph.runtime.gpu.build.compiler import function
         from monograph.runtime.gpu.driver.interpreter_batch import Grid
 
         return Grid(function(launch.source, stem), launch.grid)
@@ -152,6 +156,8 @@ class Launched(_Interpreted):
         self.arguments = len(arguments)
 
     def _runner(self, launch: Launch, stem: str) -> Callable[..., None]:
+        from monograph.runtime.gpu.build.compiler import function
+
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         return partial(function(launch.source, stem)[launch.grid], **options)
 
@@ -184,7 +190,11 @@ class Interpreter:
         return kind(launch, arguments, stem)
 
     def loaded(
-        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
+        self,
+        binary: KernelBinary,
+        grid: tuple[int, int, int],
+        arguments: Sequence[BufferRef],
+        sizes: tuple[int, ...] = (),
     ) -> Record:
         raise NotImplementedError("machine code is not interpreted")
 

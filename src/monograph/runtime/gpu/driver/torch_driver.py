@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from monograph.codegen.triton.module.kernel import Arch, Launch
-from monograph.codegen.triton.module.layout import BufferRef
+from monograph.codegen.triton.module.launch import Arch, BufferRef, Launch
 from monograph.errors import ConfigError
-from monograph.runtime.gpu.build.compiler import CompileRequest, KernelBinary
+from monograph.runtime.gpu.build.binaries import CompileRequest, KernelBinary
 from monograph.runtime.gpu.driver.devices import Launched, Record
 from monograph.runtime.gpu.driver.graphs import GraphError, Graphs, Handle, Params, Start
 from monograph.runtime.gpu.memory import told_of_failure
@@ -255,7 +254,11 @@ class HipDevice(TorchDevice):
         return Launched(launch, arguments, stem)
 
     def loaded(
-        self, binary: KernelBinary, grid: tuple[int, int, int], arguments: Sequence[BufferRef]
+        self,
+        binary: KernelBinary,
+        grid: tuple[int, int, int],
+        arguments: Sequence[BufferRef],
+        sizes: tuple[int, ...] = (),
     ) -> Record:
         raise ConfigError(
             "packages can be loaded on NVIDIA devices only",
