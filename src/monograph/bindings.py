@@ -28,6 +28,7 @@ from monograph.runtime.cache.store import (
     is_package,
     open_store,
 )
+from monograph.runtime.cache.weights import MissingWeightsError
 from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
 from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
 from monograph.runtime.cpu.backend import CpuBackend
@@ -338,8 +339,12 @@ class Bindings:
         if artefact is None or not self.target.accepts(artefact):
             return None
         self._progress("load", 0, 1)
+        try:
+            made = self.target.load(artefact, _compiler(self._given, shapes, _dtypes(feeds)))
+        except MissingWeightsError:
+            return None
         self.found += 1
-        return self.target.load(artefact, _compiler(self._given, shapes, _dtypes(feeds)))
+        return made
 
     def _find_or_compile(self, feeds: dict[str, Any]) -> Executable:
         """Compile for such feeds, or wait for another process that does and load its result."""

@@ -219,6 +219,8 @@ class Package:
                     if name.startswith(prefix)
                 }
             return of(members, self._weights)
+        except ModelError:  # of damaged weights
+            raise
         except _BROKEN as e:
             raise self._damaged(e) from None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from monograph.errors import InferError, MonographError
 from monograph.runtime.cache.store import CacheStore, Shapes
+from monograph.runtime.cache.weights import MissingWeightsError
 from monograph.runtime.executable import CompiledArtefact, Executable
 from monograph.runtime.progress import Progress
 from monograph.runtime.shape_code import ShapeCode
@@ -95,8 +96,12 @@ class Variants:
             if artefact is None:
                 return None
             self._progress("load", 0, 1)
+            try:
+                code = self._open(artefact)
+            except MissingWeightsError:
+                return None
             self.found += 1
-            self._add(self._open(artefact), shapes)
+            self._add(code, shapes)
             if (made := self._bound(shapes, len(self.codes) - 1)) is not None:
                 return made
         return None
