@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -11,7 +12,7 @@ from typing import ClassVar
 import onnx
 import pytest
 import torch
-from benchmarks import gpu_cliffs, gpu_contenders, gpu_models
+from benchmarks import gpu_cliffs, gpu_contenders, gpu_models, gpu_start
 from benchmarks.cliff_cases import CASES, Case, write_case
 from benchmarks.gpu_contenders import COMPILED, EAGER, MONOGRAPH, Problem, random_feeds
 from benchmarks.gpu_timing import Clock
@@ -136,3 +137,22 @@ def test_a_cliff_is_a_case_that_is_slower_than_on_the_cpu(
     assert "few trees" in found.line()
     for gpu, cpu, missed in ((3e-4, 2.5e-4, True), (3e-4, 2.9e-4, False), (3e-4, 1e-4, False)):
         assert gpu_cliffs.GpuCliff("x", gpu, cpu, 1, 0.0, 0.0).missed == missed
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the benchmarks themselves run there")
+def test_starts_repeat_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LONGEST", 24), ("STEADY", 1), ("WARM", 1)):
+        monkeypatch.setattr(gpu_start, name, value)
+    gpu_start.open_bert(tmp_path / "model.onnx", 1, 32)
+    asked = {
+        "path": str(tmp_path / "model.onnx"),
+        "cache": str(tmp_path / "cache"),
+        "target": "gpu:interpreter",
+        "tune": "off",
+        "case": asdict(gpu_start.StartCase("open_bert", "f32", "off", 2)),
+    }
+    first, second = (gpu_start.child(asked) for _ in range(2))
+    assert first["digest"] == second["digest"]
+    assert len(first["late_ms"]) == len(first["steady_ms"]) == 2
+    assert first["counts"]["compiled_kernels"] > 0
+    assert set(first["seconds"]) == {"load", "to the first answer"}

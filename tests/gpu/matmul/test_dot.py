@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.codegen.triton.module.kernel import Launch
+from monograph.codegen.triton.module.launch import Launch
 from monograph.ir import Graph, Input, TensorType, Value, constant, dtype
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Silu

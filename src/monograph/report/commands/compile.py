@@ -290,7 +290,7 @@ def tune_model(request: RunRequest, note: Notes) -> Tuned:
             len(entry["us"]),
             count[key],
         )
-        for key, entry in side.tuner.used.items()
+        for key, entry in side.used_measurements().items()
         if key in count
     ]
     choices.sort(key=lambda c: -c.steps * c.us)

@@ -31,7 +31,12 @@ from monograph.runtime.gpu.artefact import GpuArtefact, LoadedGpuExecutable
 from monograph.runtime.gpu.bound_program import GpuProgram, forked
 from monograph.runtime.gpu.build.binaries import BinaryCache
 from monograph.runtime.gpu.build.stream_tuning import MeasuredStreams
-from monograph.runtime.gpu.build.tuning_cache import TuningCache, cache_path, environment_of
+from monograph.runtime.gpu.build.tuning_cache import (
+    Entry,
+    TuningCache,
+    cache_path,
+    environment_of,
+)
 from monograph.runtime.gpu.capture.capture_policy import Eager
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.capture.sized_graphs import SizedGraphs
@@ -332,12 +337,18 @@ class GpuBackend(GpuTargetBase):
             locks=self.config.pin_inputs,
         )
 
+    def used_measurements(self) -> dict[str, Entry]:
+        """Return the measurements that chose kernels, in programs from disk too."""
+        compiler: DeviceCompiler | None = vars(self).get("compiler")
+        entries = self.tuning.of(environment_of(self.device))
+        loaded = {key: entries[key] for key in self.loaded_choices if key in entries}
+        return {**loaded, **(compiler.tuner.used if compiler else {})}
+
     def _compiled_stats(self) -> dict[str, int]:
         """Return what was measured and compiled; nothing where all code was found on disk."""
         compiler: DeviceCompiler | None = vars(self).get("compiler")
-        used = {*self.loaded_choices, *(compiler.tuner.used if compiler else ())}
         return {
-            "tuning_used": len(used),
+            "tuning_used": len(self.used_measurements()),
             "tuned": compiler.tuner.measured if compiler else 0,
             "compiled_kernels": len(compiler.requested) if compiler else 0,
             "loaded_kernels": self.loaded_kernels,
