@@ -166,7 +166,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ArtefactReaders:
-    """What makes artefacts of the members of a file: members, and a function that finds weights."""
+    """Functions that make artefacts of the members of a file, given a function for weights."""
 
     exact: Callable[[Mapping[str, memoryview], Weights], CompiledArtefact]
     any_shape: Callable[[Mapping[str, memoryview], Weights], CompiledArtefact]
