@@ -110,7 +110,7 @@ class GpuTargetBase(Target):
 
     @property
     def rules(self) -> GpuTarget:
-        """What decides which ops have kernels."""
+        """The ops that have kernels, for lowering."""
         from monograph.codegen.triton.module.select import GpuTarget
 
         return GpuTarget()
@@ -215,14 +215,14 @@ class GpuBackend(GpuTargetBase):
 
     @lazy
     def compiler(self) -> DeviceCompiler:
-        """What compiles for the device; a process that finds all code on disk has no need of it."""
+        """The compiler; a process that finds all code on disk has no need of it."""
         from monograph.runtime.gpu.build.device_compiler import DeviceCompiler
 
         return DeviceCompiler(self.config, self.device, self.kernels, self.tuning, self.progress)
 
     @property
     def tuner(self) -> Tuner:
-        """What measures candidates."""
+        """The tuner, which measures candidates."""
         return self.compiler.tuner
 
     def executable(self, program: Program) -> Executable:

@@ -71,7 +71,7 @@ def request(
 
 
 Built: TypeAlias = "dict[CompileRequest, KernelBinary | CodegenError]"
-"""What became of requests."""
+"""The kernel or the error of each request."""
 
 
 class BinaryCache:
