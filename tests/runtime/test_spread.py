@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import monograph
-from monograph.ir import Graph, Value, constant, evaluate
+from monograph.ir import Graph, Op, Value, constant, evaluate
 from monograph.ir.dtype import f16, f32, i8, i32, i64, u8
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
@@ -23,6 +23,7 @@ from monograph.ops.pool import LpPool
 from monograph.ops.quant import Quantize
 from monograph.ops.random import RandomNormal
 from monograph.ops.reduce import ArgMax, CumSum, ReduceSum
+from monograph.ops.scatter import ScatterElements, ScatterNd
 from monograph.ops.shape import Concat
 from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs
 from monograph.runtime.numerics.spread import tolerances
@@ -318,3 +319,16 @@ def test_a_sum_whose_axis_is_data_counts_its_terms() -> None:
     right = evaluate(graph, feeds)[0]
     assert held(graph, feeds, right + np.float32(2 * EPS)).ok
     assert not held(graph, feeds, right + np.float32(100 * EPS)).ok
+
+
+@pytest.mark.parametrize("op", [ScatterElements(0, "add"), ScatterNd("add")])
+def test_updates_that_cancel_are_off_by_what_was_added(op: Op) -> None:
+    """Nine numbers meet at place 1; nothing is added to place 0."""
+    terms = np.float32([1.7768936, -5.888246, -1.001517, 6.201674, 0.20268548, -1, 3, -3])
+    indices = np.ones((8,) if op.name == "scatter_elements" else (8, 1), np.int64)
+    graph = graph_of(op(value("f32[2]"), constant(indices), value("f32[8]", "u")))
+    feeds = {"x": np.float32([0.5, -0.05]), "u": terms}
+    right = evaluate(graph, feeds)[0]
+    assert held(graph, feeds, right + np.float32([0, 5e-7])).ok
+    for off in ([5e-6, 0], [0, 2e-5]):
+        assert not held(graph, feeds, right + np.float32(off)).ok

@@ -262,6 +262,10 @@ class OpTraits:
         """
         return 1
 
+    def summed_terms(self, *operands: Array) -> int:
+        """Return how many terms these data sum into one element, at most; 1 if types tell it."""
+        return 1
+
     def summed_power(self) -> int:
         """Return the power of elements that the op sums before it takes the root of that power.
 

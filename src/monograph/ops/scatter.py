@@ -36,6 +36,8 @@ from monograph.ops.index import (
 )
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
+SUMS = ("add", "mul")
+"""The reductions that round."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,12 @@ class ScatterElements(IndexedAxis):
             )
         places = element_places(x, indices, normalise_axis(self.axis, x.ndim))
         return _scattered(x, places, updates, self.reduction)
+
+    def summed_terms(self, *operands: Array) -> int:
+        x, indices, _ = operands
+        if self.reduction not in SUMS:
+            return 1
+        return _most_joined(x, element_places(x, indices, normalise_axis(self.axis, x.ndim)))
 
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return united(given[0], given[2])
@@ -125,6 +133,13 @@ class ScatterNd(Op):
             places = (np.zeros(indices.shape[:-1], np.int64),)
             return np.squeeze(_scattered(x[None], places, updates, self.reduction), 0)
         return _scattered(x, places, updates, self.reduction)
+
+    def summed_terms(self, *operands: Array) -> int:
+        x, indices, _ = operands
+        if self.reduction not in SUMS:
+            return 1
+        depth = indices.shape[-1]
+        return _most_joined(x, [bounded(indices[..., i], x.shape[i]) for i in range(depth)])
 
     def affine(self, value: Value, given: Sequence[Known]) -> Known:
         return united(given[0], given[2])
@@ -219,10 +234,19 @@ class Col2Im(Op):
         return known_product(self.block)
 
 
+def _most_joined(x: Array, places: Sequence[Array]) -> int:
+    """Return the most numbers that are joined into one: updates of a place, and its own."""
+    if not places:
+        return 1
+    same = np.broadcast_arrays(*places)
+    flat = np.ravel_multi_index(tuple(same), x.shape[: len(same)]) if x.size else np.empty(0, int)
+    return 1 + int(np.unique(flat, return_counts=True)[1].max(initial=0))
+
+
 def _check_reduction(reduction: str, x: TensorType) -> None:
     if reduction not in REDUCTIONS:
         raise InferError("no such reduction", expected=" ".join(REDUCTIONS), given=reduction)
-    if reduction in ("add", "mul"):
+    if reduction in SUMS:
         check_kinds(as_tensor(x).dtype, (*NUMERIC, COMPLEX, BOOL))
     elif reduction != "none":
         check_kinds(as_tensor(x).dtype, (*NUMERIC, BOOL))

@@ -392,9 +392,9 @@ def _shapes(outputs: Mapping[OutputPath, Any]) -> dict[OutputPath, tuple[int, ..
 
 
 def _terms(value: Value, arguments: Sequence[Any]) -> int:
-    """Return how many terms are summed into one element, by attributes that this run decides."""
+    """Return how many terms are summed into one element, by what this run decides."""
     if not isinstance(value.op, Deferred):
-        return contraction(value)
+        return max(contraction(value), value.op.summed_terms(*arguments))
     count = len(arguments) - len(value.op.late)
     data = [np.asarray(x) for x in arguments[:count]]
     op = value.op.settled(tuple(arguments[count:]))
