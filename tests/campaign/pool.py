@@ -31,7 +31,7 @@ class Worker:
 
     def start(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **QUIET}
-        if "interpreter" in self.sides:
+        if any(side.startswith("interpreter") for side in self.sides):
             environment["TRITON_INTERPRET"] = "1"
         command = [sys.executable, "-W", "ignore", "-m", "tests.campaign.worker", *self.sides]
         self.served = 0

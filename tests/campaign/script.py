@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from tests.campaign.case import Case
 from tests.campaign.judge import Problem
+from tests.campaign.sides import session_options
 
 MOST_WRITTEN = 200
 """Elements up to which an array is written as numbers."""
@@ -125,7 +126,7 @@ def _side(name: str) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {"cpu_isa": found[2], "threads": int(found[3])}
         options |= {"specialise": "off"} if found[1] else {}
         return "cpu", options | ({"checked": True} if found[4] else {})
-    return {"interpreter": "gpu:interpreter"}.get(name, name), {}
+    return session_options(name)
 
 
 def graph_code(graph: onnx.GraphProto) -> str:

@@ -21,8 +21,11 @@ import monograph
 from monograph.errors import MonographError
 from tests.campaign.case import Case, Feeds
 
-SIDES = ("reference", "cpu", "cpu-any", "interpreter", "gpu", "onnxruntime")
-"""On the side "cpu-any" one compilation serves all shapes that its guards allow."""
+SIDES = (
+    "reference", "cpu", "cpu-any", "interpreter", "interpreter-any", "gpu", "gpu-any",
+    "onnxruntime",
+)  # fmt: skip
+"""On the sides "...-any" one compilation serves all shapes that its guards allow."""
 THREADS = (1, 2, 4)
 SHOWN = 12
 """Frames of an unforeseen error that are kept."""
@@ -74,9 +77,19 @@ def run_side(side: str, case: Case, turn: int) -> Iterator[tuple[str, list[Outco
                     _runs(case, lambda options=options: _session(raw, "cpu", **options)),
                 )
     else:
-        target = {"interpreter": "gpu:interpreter"}.get(side, side)
-        more = {"tune": "off"} if side in ("interpreter", "gpu") else {}
-        yield side, _runs(case, lambda: _session(raw, target, **more))
+        target, options = session_options(side)
+        yield side, _runs(case, lambda: _session(raw, target, **options))
+
+
+def session_options(side: str) -> tuple[str, dict[str, Any]]:
+    """The target of a side but ONNX Runtime, and the options that make it this side."""
+    name = side.removesuffix("-any")
+    options: dict[str, Any] = {}
+    if name in ("interpreter", "gpu"):
+        options = {"tune": "off", "specialise": "off" if side.endswith("-any") else "now"}
+    if name == "interpreter":
+        options["checked"] = True
+    return {"interpreter": "gpu:interpreter"}.get(name, name), options
 
 
 def _session(raw: bytes, target: str, **options: Any) -> Callable[[Feeds], dict[str, Any]]:

@@ -59,7 +59,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    if "gpu" not in sys.argv[1:]:
+    if not {"gpu", "gpu-any"} & {*sys.argv[1:]}:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while (request := receive(sys.stdin.buffer)) is not None:
