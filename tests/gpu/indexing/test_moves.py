@@ -119,8 +119,17 @@ def test_boxes_that_do_not_overlap(centre: bool, score: float | None) -> None:
     check(graph, feeds, every=False)
 
 
-def test_no_box_is_chosen() -> None:
-    found = Counted(NonMaxSuppression(limit=0))(value("f32[1, 4, 4]", "b"), value("f32[1, 1, 4]"))
+@pytest.mark.parametrize(
+    ("limit", "boxes", "scores"),
+    [
+        (0, "f32[1, 4, 4]", "f32[1, 1, 4]"),
+        (3, "f32[2, 4, 4]", "f32[2, 0, 4]"),
+        (3, "f32[0, 4, 4]", "f32[0, 2, 4]"),
+        (3, "f32[2, 0, 4]", "f32[2, 2, 0]"),
+    ],
+)
+def test_no_box_is_chosen(limit: int, boxes: str, scores: str) -> None:
+    found = Counted(NonMaxSuppression(limit=limit))(value(boxes, "b"), value(scores))
     check(graph_of(Item(0)(found), Item(1)(found)))
 
 

@@ -100,7 +100,12 @@ BARRIERS = ("gather", "pointwise")
 """Steps whose kernels allow the next one to start only after they have waited themselves."""
 
 
-@kernel_for(DecodeAttention, readable=any_view)
+def serves(anchor: Value) -> bool:
+    """Return True if there are heads, and numbers in them."""
+    return all(0 not in x.tensor.static[1:] for x in anchor.inputs[:3])
+
+
+@kernel_for(DecodeAttention, when=serves, readable=any_view)
 def candidates(context: GpuContext) -> list[Candidate]:
     return variants("step", _configs(context.anchor), partial(_step, context))
 

@@ -36,18 +36,26 @@ def serves(region: Region) -> bool:
     """Return True if a region can be computed on the device."""
     if not all(map(is_native, (*region.inputs, *region.body))):
         return False
-    return region.anchor is None or family(region.anchor) is not None
+    return region.anchor is None or _is_empty(region) or family(region.anchor) is not None
+
+
+def _is_empty(region: Region) -> bool:
+    """Return True for a region without results, which needs no kernel.
+
+    A kernel of open sizes has an empty grid where one of them is 0.
+    """
+    if len(region.outputs) > 1:
+        return False
+    return any(not is_open(d) and d == 0 for d in region.outputs[0].tensor.static)
 
 
 def candidates(context: GpuContext) -> list[Candidate]:
     """Return the candidates of a step, the default first."""
-    anchor = context.step.region.anchor
-    outputs = context.step.region.outputs
+    region = context.step.region
+    anchor = region.anchor
     kernels = None if anchor is None else family(anchor)
     runs_empty = kernels is not None and kernels.runs_empty
-    # A kernel of open sizes has an empty grid where one of them is 0.
-    empty = any(not is_open(d) and d == 0 for d in outputs[0].tensor.static)
-    if len(outputs) == 1 and empty and not runs_empty:
+    if _is_empty(region) and not runs_empty:
         return [Candidate("nothing", lambda: ())]
     if anchor is None:
         return pointwise(context)

@@ -172,14 +172,14 @@ class _Problem:
         k.wait()
         for name in ("before", "total", "own"):
             w.line(f"{name} = tl.full((), 0, tl.int32)")
-        if self.limit:
+        if self.pairs * self.limit:
             self._sum_up(k, pair)
         k.trigger()
         for output in self.context.step.region.outputs:
             assert isinstance(output.op, Item)
             if output.op.index:
                 write(e, output, [], register(w, "total.to(tl.int64)", i64), None)
-            elif self.limit:
+            elif self.pairs * self.limit:
                 self._write(k, e, output, pair)
         return k.launch((max(self.pairs, 1),))
 
