@@ -35,23 +35,32 @@ class RayApplication:
     """The application on a cluster of several nodes; requests go to the proxy of the first."""
 
     def __init__(self, models: Path, nodes: int) -> None:
+        self.cluster = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
+        try:
+            self._start(models, nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, models: Path, nodes: int) -> None:
         from monograph.serve.ray import app
 
-        self.cluster = Cluster(initialize_head=True, connect=False, head_node_args=NODE)
         self.others = [self.cluster.add_node(**NODE) for _ in range(nodes - 1)]
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        serve.start("HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        with contextlib.suppress(TimeoutError):  # the proxy goes on to start
+            serve.start("HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         serve.run(app({"models": str(models)}), name="monograph", route_prefix="/")
         self.url = f"http://127.0.0.1:{port}"
 
     def wait_ready(self, path: str) -> None:
         end = time.monotonic() + START
         while time.monotonic() < end:
-            if self.get(path)[0] == 200:
-                return
+            with contextlib.suppress(urllib.error.URLError):
+                if self.get(path)[0] == 200:
+                    return
             time.sleep(0.1)
         raise AssertionError(f"the application is not ready: {self.get('/v2/repository/index')}")
 
