@@ -235,6 +235,16 @@ def attention_of_infinities(s: Seen) -> bool:
     return s.unusual and s.has("Attention", "MultiHeadAttention")
 
 
+@difference("Where: ONNX Runtime takes of its first operand what is not 0, so that a zero there loses its"
+            " sign, and a quotient by it is the other infinity")  # fmt: skip
+def unsigned_zero(s: Seen) -> bool:
+    def signed(x: np.ndarray | None) -> bool:
+        return x is not None and x.dtype.kind == "f" and bool(np.any(np.signbit(x) & (x == 0)))
+
+    lost = any(signed(x) for _, (_, x, _) in reads(s, "Where"))
+    return lost and s.has("Div", "Reciprocal") and only(s, np.isinf, np.isinf)
+
+
 # Crashes ----------------------------------------------------------------------------------------
 
 

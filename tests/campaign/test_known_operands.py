@@ -109,6 +109,25 @@ def test_a_window_beyond_the_image_is_told_from_one_inside() -> None:
     assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], f32(1), f32(1), **window))
 
 
+@pytest.mark.parametrize(
+    ("zero", "given", "excused"), [(-0.0, inf, True), (0.0, inf, False), (-0.0, 3.0, False)]
+)
+def test_a_zero_loses_its_sign(zero: float, given: float, excused: bool) -> None:
+    feeds = {"c": np.array([True]), "a": np.float32([zero]), "b": f32(1)}
+    nodes = [
+        helper.make_node("Where", ["c", "a", "b"], ["w"]),
+        helper.make_node("Reciprocal", ["w"], ["y"]),
+    ]
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for n, x in feeds.items()
+    ]
+    case = Case("nnsmith", 0, 0, finish(nodes, infos, ["y"], [], 21), (feeds,))
+    problem = Problem("onnxruntime", "wrong", "", output="y")
+    given_, expected = np.float32([given]), np.float32([-inf])
+    assert known.unsigned_zero(Seen(case, problem, given_, expected)) == excused
+
+
 def test_the_alpha_of_hard_swish_is_an_f32() -> None:
     exact = np.array([1 / 3])
     assert known.rounded_alpha(seen("HardSwish", [exact], exact * (1 + 3e-8), exact))
