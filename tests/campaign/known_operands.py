@@ -235,7 +235,7 @@ def attention_of_infinities(s: Seen) -> bool:
     return s.unusual and s.has("Attention", "MultiHeadAttention")
 
 
-@difference("Where: ONNX Runtime takes of its first operand what is not 0, so that a zero there loses its"
+@difference("Where: of its first operand ONNX Runtime takes what is not 0: a zero there loses its"
             " sign, and a quotient by it is the other infinity")  # fmt: skip
 def unsigned_zero(s: Seen) -> bool:
     def signed(x: np.ndarray | None) -> bool:
