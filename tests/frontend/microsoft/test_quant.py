@@ -12,8 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import monograph
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import MonographError
 from monograph.frontend.onnx.convert.ms_quant import unpack_bits
+from monograph.pipeline import optimise
+from monograph.program.lowering import lower
 from tests.frontend.microsoft.nodes import F32, agree, agree_within_a_step, data, microsoft
 from tests.frontend.nodes import close, node_model, run_node
 
@@ -76,6 +79,31 @@ def test_matmul_nbits_keeps_its_weights_small() -> None:
     assert str(found.inputs[0].type) == "i4[5, 64]"
     assert found.op.attributes["block"] == 32
     assert len(found.inputs) == 2
+
+
+@pytest.mark.parametrize("zeros", ["none", "packed", "float"])
+def test_matmul_nbits_runs_the_same_kernel_for_scales_of_older_exporters(
+    zeros: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scales as a vector: the weights stay packed, and every bit of the result is the same."""
+    square = nbits_inputs(96, 512, 32, 4, zeros)
+    flat = [*square[:2], *(x.reshape(-1) for x in square[2:])]
+    sizes = {"K": 512, "N": 96, "bits": 4, "block_size": 32}
+    found = []
+    for inputs in (square, flat):
+        constant = range(1, len(inputs))
+        model = node_model("MatMulNBits", inputs, constant=constant, **MICROSOFT, **sizes)
+        session = monograph.load(model, cache_dir="")
+        (result,) = session.run({session.inputs[0].name: inputs[0]})
+        program = lower(optimise(session.graph), CpuTarget()).whole
+        kinds = [step.region.kind for step in program.steps]
+        stored = sum(v.tensor.nbytes for v in program.graph.values if v.op.name == "constant")
+        found.append((result.tobytes(), kinds, stored))
+    assert found[0] == found[1]
+    assert "dequantize" not in found[0][1]
+    assert found[0][1].count("dot") == 1
+    assert found[0][2] < 2 * 96 * 512
+    assert "decodes constant weights" not in caplog.text
 
 
 @pytest.mark.parametrize(("level", "bits"), [(0, 0), (1, 0), (4, 8)])
