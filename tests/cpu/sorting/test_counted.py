@@ -53,6 +53,28 @@ def test_every_element_type(dtype: str, shape: tuple[int, ...]) -> None:
     check(graph_of(*found), {"x": data})
 
 
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64", "i8", "u8", "i32", "i64", "u64", "bool"])
+def test_many_single_elements_are_sorted_by_their_bytes(kind: str) -> None:
+    """Numbers of every size and sign, many of them equal; NaN, infinities and both zeros."""
+    form = parse_tensor_type(f"{kind}[30, 17]").dtype
+    if form.is_float:
+        data = rng.normal(size=(30, 17)) * 10.0 ** rng.integers(-4, 4, (30, 17))
+        data = np.round(data, 1)
+        data.reshape(-1)[::50] = np.array(
+            [np.nan, np.inf, -np.inf, -0.0, 0.0, np.nan, 1, -1] + [0] * 3
+        )
+    elif kind == "bool":
+        data = rng.random((30, 17)) < 0.3
+    else:
+        ends = np.iinfo(form.numpy)
+        choices = rng.integers(ends.min, ends.max, 200, form.numpy, endpoint=True)
+        choices[:6] = [ends.min, ends.max, 0, 1, ends.max - 1, ends.min + 1]
+        data = rng.choice(choices, (30, 17))
+    x = value(f"{kind}[30, 17]")
+    found = [v for in_order in (True, False) for v in unpack(Unique(None, in_order)(x))]
+    check(graph_of(*found), {"x": data.astype(form.numpy)})
+
+
 def boxes(dtype: str, count: int) -> dict[str, np.ndarray]:
     low = rng.uniform(0, 3, (2, count, 2))
     corners = np.concatenate([low, low + rng.uniform(-1, 1.5, (2, count, 2))], 2)

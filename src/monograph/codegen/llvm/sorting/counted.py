@@ -1,6 +1,7 @@
 """Results whose size the data decide: unique elements or slices, and indices of nonzero elements.
 
-Unique: one thread sorts by merging, then makes one pass in order. NonZero: elements are counted
+Unique: one thread sorts, single elements by their bytes and slices by merging, then makes one pass
+in order. NonZero: elements are counted
 first, then each thread writes after those before it.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from monograph.codegen.common.registers import Reg
+from monograph.codegen.common.types import is_wide
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.module.kernel import (
     Kernel,
@@ -22,13 +24,17 @@ from monograph.codegen.llvm.module.kernel import (
     synchronise,
 )
 from monograph.codegen.llvm.sorting.counting import Counting, ordered
+from monograph.ir.sizes import is_open
 from monograph.ops.sort import NonZero, Unique
 from monograph.program.dynamic.bounded import Counted, is_counted
 from monograph.program.index import strides_of
 
 VALUES, FIRST, INVERSE, COUNTS = range(4)
-ORDER, OTHER, FIRSTS, GROUPS, SIZES, NUMBERS = range(6)
-"""Integer lists of the kernel, each as long as the number of items."""
+ORDER, OTHER, FIRSTS, GROUPS, SIZES, NUMBERS, BUCKETS = range(7)
+"""Integer lists of the kernel, each as long as the number of items; the last has one for a byte."""
+BYTE = 256
+LEAST_RADIX = 256
+"""The least number of items that are sorted byte by byte: each byte has its own costs."""
 
 
 @kernel_for(Counted, when=partial(is_counted, kind=Unique))
@@ -54,6 +60,7 @@ class _Unique(Counting):
         self.lists = [
             self.context.argument(LlvmScratch(max(8 * self.count, 64))) for _ in range(NUMBERS + 1)
         ]
+        self.lists.append(self.context.argument(LlvmScratch(8 * BYTE)))
         self.begin()
         self.b.on_thread(0, self._all)
         return self.context.finish(self.b)
@@ -96,7 +103,8 @@ class _Unique(Counting):
     def _all(self) -> None:
         b = self.b
         b.loop(0, self.count, 1, lambda i, _: self._put(ORDER, i, i))
-        order = self._sort()
+        single = self.rest == () and not is_open(self.count) and self.count >= LEAST_RADIX
+        order = self._sort_bytes() if single else self._sort()
         groups = self._group(order)
         self._number(groups)
         self._give(groups)
@@ -111,6 +119,61 @@ class _Unique(Counting):
             source, target = target, source
             width *= 2
         return source
+
+    def _sort_bytes(self) -> Reg:
+        """Sort single elements by each byte in turn, the lowest first; return the sorted list."""
+        source, target = (self.b.arguments[f"p{self.lists[k]}"] for k in (ORDER, OTHER))
+        for number in range(8 if is_wide(self.x.dtype) else 4):
+            self._sort_by(number, source, target)
+            source, target = target, source
+        return source
+
+    def _sort_by(self, number: int, source: Reg, target: Reg) -> None:
+        """Write a list sorted by a byte, in which equal items keep their order."""
+        b, a = self.b, self.scalars.a
+
+        def count(i: Int, _: list[Reg]) -> None:
+            bucket = self._byte(i, number)
+            self._put(BUCKETS, bucket, b.add(self._get(BUCKETS, bucket), 1))
+
+        def start(i: Int, total: list[Reg]) -> list[Reg]:
+            size = self._get(BUCKETS, i)
+            self._put(BUCKETS, i, total[0])
+            return [a.op("add", total[0], size)]
+
+        def place(k: Int, _: list[Reg]) -> None:
+            item = self._get(ORDER, k, source)
+            bucket = self._byte(item, number)
+            at = self._get(BUCKETS, bucket)
+            self._put(ORDER, at, item, target)
+            self._put(BUCKETS, bucket, b.add(at, 1))
+
+        def distribute() -> None:
+            b.loop(0, BYTE, 1, start, [Reg("0", "i64")])
+            b.loop(0, self.count, 1, place)
+
+        def copy() -> None:
+            b.loop(
+                0,
+                self.count,
+                1,
+                lambda k, _: self._put(ORDER, k, self._get(ORDER, k, source), target),
+            )
+
+        b.loop(0, BYTE, 1, lambda i, _: self._put(BUCKETS, i, 0))
+        b.loop(0, self.count, 1, count)
+        # Small numbers have the same high bytes.
+        equal = a.compare("eq", self._get(BUCKETS, self._byte(0, number)), self.count)
+        different = a.op("xor", equal, 1)
+        b.when(equal, copy)
+        b.when(different, distribute)
+
+    def _byte(self, item: Int, number: int) -> Reg:
+        """Return a byte of an item as an ordered number."""
+        a = self.scalars.a
+        key = ordered(a, self.load(self.x, self._index(item, 0)))
+        shifted = a.op("lshr", key, 8 * number) if number else key
+        return a.op("and", a.convert("zext", shifted, "i64"), BYTE - 1)
 
     def _merge_runs(self, source: Reg, target: Reg, width: int) -> None:
         b, count = self.b, self.count
