@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from monograph.ir import constant
 from monograph.ir.dtype import f16, f64, u8
 from monograph.ops.cast import Cast
+from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Abs, Add, Mul, Sigmoid
 from monograph.ops.pad_tile import Tile
 from monograph.ops.shape import Broadcast, Reshape, Slice, Transpose
+from monograph.ops.window import CHANNELS_LAST
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
 
@@ -85,3 +89,21 @@ def test_repeated_and_divided_dimensions(kind: str) -> None:
     check(graph_of(Transpose((2, 0, 1))(Reshape((2, 6, 40))(x))), steps=1)
     check(graph_of(Reshape((24, 20))(Transpose((1, 0, 2))(x))), steps=1)
     check(graph_of(Reshape((4, 120))(Tile((1, 1, 2))(Slice((0, 0, 0), (2, 6, 20), (1, 1, 1))(x)))))
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["f32", "f64", "i32", "f16"])
+def test_few_channels_last(channels: int, kind: str) -> None:
+    """Rows of few elements: many of them at once, and those that are left."""
+    x = value(f"{kind}[2, {channels}, 7, 37]")
+    check(graph_of(Transpose((0, 2, 3, 1))(x)), steps=1)
+    scale = value(f"{kind}[{channels}]", "s")
+    check(graph_of(Mul()(Transpose((0, 2, 3, 1))(x), scale)), steps=1)
+
+
+def test_few_channels_of_an_image_with_a_halo() -> None:
+    x = value("f32[2, 3, 9, 70]")
+    weights = constant(np.random.default_rng(1).normal(size=(8, 3, 3, 3)).astype(np.float32))
+    image = Transpose((0, 2, 3, 1))(Add()(x, value("f32[70]", "y")))
+    conv = Conv((2, 2), (1, 1), (1, 1), (1, 1), layout=CHANNELS_LAST)
+    check(graph_of(conv(image, weights)))

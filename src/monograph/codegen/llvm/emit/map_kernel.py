@@ -16,6 +16,7 @@ from typing import TypeAlias
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int, transposed
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_of
+from monograph.codegen.llvm.emit.few_columns import element_of, few_columns, store_rows
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
 from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
@@ -333,8 +334,14 @@ def pointwise(context: KernelContext) -> Kernel:
 
     heavy = sum(bool(r.operands) for r in order) > HEAVY
     nest = LoopNest(b, at, context.threads)
+    few = few_columns(elements, order, region.outputs, at, nest.counters, lanes)
     turned = {} if heavy else _turned(elements, order, nest.counters, lanes)
-    if turned:
+    if few is not None:
+        value = region.outputs[0]
+        nest.counters = [c for c in nest.counters if c is not few.columns]
+        element = element_of(elements, order, value, at)
+        nest.run(partial(store_rows, elements, value, at, few, element), lanes, 1)
+    elif turned:
         across, loads = next(iter(turned.items()))
         nest.run_tiles(partial(_tile, elements, across, loads, body), body, lanes, across)
     else:
