@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import index
 
@@ -14,6 +13,7 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register, storage
 from monograph.codegen.llvm.emit.builder import Builder, Int, mangled
 from monograph.codegen.llvm.emit.elements import Epilogue
+from monograph.codegen.llvm.matmul.problem import DotProblem, shared_row_stride
 from monograph.codegen.llvm.matmul.tiles import (
     BATCH,
     MAX_ROWS,
@@ -42,7 +42,7 @@ from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f32, f64, i32, i64
 from monograph.ir.sizes import divides, hint_of, is_open
 from monograph.program.index import strides_of
-from monograph.program.memory.strided import strided
+from monograph.program.memory.strided import Strided, strided
 
 UNROLL = 2
 ACCUMULATORS = 24
@@ -51,16 +51,6 @@ WAYS, PAGE = 8, 4096
 CHUNK = 512
 """The depth processed at a time if a panel of weights is too large for the caches."""
 PANEL_BYTES = 128 << 10
-
-
-@dataclass(frozen=True)
-class DotProblem:
-    """out[b, m, n] = sum over k of x[b, m, k] * w[b, k, n]."""
-
-    batch: tuple[int, ...]
-    rows: int
-    depth: int
-    columns: int
 
 
 class DotKernel:
@@ -85,6 +75,13 @@ class DotKernel:
         found = strided(x, storage)
         assert found is not None
         self.x = found
+        self.outer: tuple[int, ...] | None = None
+        """The extents of all rows, if the rows of a batch are multiplied together."""
+        apart = shared_row_stride(self.problem, x, w, found.strides)
+        if apart is not None:
+            p, self.outer = self.problem, (*self.problem.batch, self.problem.rows)
+            self.problem = DotProblem((), math.prod(self.outer), p.depth, p.columns)
+            self.x = Strided(found.source, found.offset, (apart, found.strides[-1]))
         self.w = None if self.constant is not None else strided(w, storage)
         self.tile = self._choose_tile()
         self.panels = split(self.vectors, self.tile.vectors)
@@ -427,13 +424,19 @@ class DotKernel:
     def _finish(self, g: Int, m0: Int, v0: Int, run: Run, panel: Run, sums: list[Reg]) -> None:
         """The epilogue of every accumulator, and its store."""
         b, p = self.b, self.problem
-        batch = b.coordinates(g, p.batch)
         for r in range(run.size):
+            row = self._row_place(g, b.add(m0, r))
             for v in range(panel.size):
                 n = b.mul(b.add(v0, v), self.lanes)
                 left = p.columns - n if isinstance(n, int) else self.lanes
                 total = self._narrowed(sums[r * panel.size + v])
-                self.epilogue.store([*batch, b.add(m0, r), n], total, min(left, self.lanes))
+                self.epilogue.store([*row, n], total, min(left, self.lanes))
+
+    def _row_place(self, g: Int, m: Int) -> list[Int]:
+        """Return the index of a row in the result."""
+        if self.outer is not None:
+            return self.b.coordinates(m, self.outer)
+        return [*self.b.coordinates(g, self.problem.batch), m]
 
     def _narrowed(self, total: Reg) -> Reg:
         """Convert a sum to the register form of the result: integers wrap."""

@@ -80,6 +80,8 @@ class Rounded(Decoded):
         """Return a tile with two sets of accumulators: of a block, and of all."""
         rows = hint_of(self.problem.rows)
         wide = 4 if rows <= 2 else 2
+        if rows == 1 and self.context.features.registers >= 32:
+            wide = 8  # sums of fewer vectors wait for each other
         wide = min(wide, max(self.vectors // self.context.threads, 1))
         return RegisterTile(min(rows, 5), wide)
 
@@ -158,6 +160,8 @@ class Rounded(Decoded):
         self.a = LlvmArith(b)
         own = self.anchor.inputs[0].tensor.static
         rows = math.prod(own[:-1])
+        if self.outer is not None:
+            own = (rows, own[-1])
         units = rows * self.blocks
         span = (0, units) if self.own_bytes else share(b, units, threads)
         b.loop(*span, 1, partial(self._round, own))

@@ -91,15 +91,15 @@ class OpenColumns(DotKernel):
             super()._finish(g, m0, v0, run, panel, sums)
             return
         assert self.room is not None
-        batch = b.coordinates(g, self.problem.batch)
         n, size = self.tail.start * self.lanes, self.sum_dtype.itemsize
         for r, total in enumerate(sums):
             b.store(total, self.room, size)
+            row = self._row_place(g, b.add(m0, r))
             width = self.lanes // 2
             while width:
                 start = b.mul(b.div(self.used, 2 * width), 2 * width)
                 count = b.mod(b.div(self.used, width), 2)
-                piece = partial(self._piece, [*batch, b.add(m0, r)], b.add(n, start), start, width)
+                piece = partial(self._piece, row, b.add(n, start), start, width)
                 b.loop(0, count, 1, piece)
                 width //= 2
 
