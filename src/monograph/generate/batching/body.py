@@ -41,11 +41,15 @@ class SlotBody:
         self.step = build_step(settings, maximum, None)
         source = RewrittenSource(self.step.model, self.step.directory)
         self.session = Session(source, config, {}, dict(self.step.donate), progress)
+        self._settings, self._config = settings, config
+        self._checking: Session | None = None
         self.arrays: Arrays = arrays_of(self.session)
         self.maximum, self.slots = maximum, slots
         decoder = self.step.decoder
         self.vocabulary = decoder.vocabulary
         self.buckets = make_buckets(lengths, maximum, decoder.single)
+        self.single = decoder.single
+        """True if the decoder takes one token at a time."""
         self.together = not self.step.aligned
         """True if rows of a run may be at positions of their own."""
         self.row_buckets = row_buckets(slots) if self.together else (1,)
@@ -75,6 +79,26 @@ class SlotBody:
         places = {present: state[past] for present, past in self.step.donate.items()}
         made = self.session.run(feeds, out=places)
         return made[self._outputs.index(LOGITS)]
+
+    def check(self, first: int, tokens: Array, position: Array) -> list[Any]:
+        """Feed tokens [rows, S] like `run`; return the logits after each, S times [rows, V].
+
+        It has a session of its own, which is made when it is first needed.
+        """
+        if self._checking is None:
+            step = build_step(self._settings, self.maximum, None, every=True)
+            source = RewrittenSource(step.model, step.directory)
+            self._checking = Session(source, self._config, {}, dict(step.donate), None)
+        put, state = self.arrays.put, self._view(first, len(tokens))
+        count = np.full(len(tokens), tokens.shape[1], np.int64)
+        feeds = {TOKENS: put(tokens), POSITION: put(position), COUNT: put(count), **state}
+        if self.step.aligned:
+            feeds[START] = put(np.zeros(len(tokens), np.int64))
+        places = {present: state[past] for present, past in self.step.donate.items()}
+        made = self._checking.run(feeds, out=places)
+        names = [p.name for p in self._checking.outputs]
+        logits = made[names.index(LOGITS)]
+        return [self.arrays.contiguous(logits[:, j]) for j in range(tokens.shape[1])]
 
     def _view(self, first: int, rows: int) -> dict[str, Any]:
         key = (first, rows)

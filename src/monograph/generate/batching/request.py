@@ -14,6 +14,7 @@ import numpy as np
 
 from monograph.errors import ExecutionError
 from monograph.generate.batching.events import CANCELLED, Completion, TokenEvent
+from monograph.generate.batching.lookup import Repeats
 from monograph.generate.batching.options import RequestOptions
 from monograph.generate.batching.slots import Slot
 from monograph.generate.prompts import StopTokens
@@ -165,6 +166,8 @@ class Request:
     """The tokens whose rows are in the cache."""
     cancelled: bool = False
     ended: bool = False
+    repeats: Repeats = field(default_factory=Repeats)
+    """The proposals of its own text."""
     stream: TokenStream = field(init=False)
 
     @property

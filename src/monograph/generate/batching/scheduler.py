@@ -10,79 +10,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from monograph.generate.batching.body import SlotBody
 from monograph.generate.batching.events import CANCELLED, DEADLINE, LENGTH, STOP, TokenEvent
+from monograph.generate.batching.lookup import PromptLookup
 from monograph.generate.batching.request import Request, ended_event
 from monograph.generate.batching.row_sampler import RowSampler
 from monograph.generate.batching.slots import Slot, Slots, window
+from monograph.generate.batching.waiting import BatchCounters, RequestQueue
 from monograph.ir import Array
 
 Clock = Callable[[], float]
-
-
-@dataclass
-class BatchCounters:
-    """The work so far."""
-
-    submitted: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
-    """Ended sequences by finish reason."""
-    failed: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    """Prompt tokens whose rows came from another sequence."""
-    prefix_hits: int = 0
-    copied_rows: int = 0
-    prefill_runs: int = 0
-    prefill_tokens: int = 0
-    steps: int = 0
-    step_rows: int = 0
-    """Rows of all steps, those without a sequence too."""
-    idle_rows: int = 0
-    """Rows of steps without a sequence."""
-    generated_tokens: int = 0
-
-
-class RequestQueue:
-    """Sequences that wait for a slot: clients take turns, each in the order of its submits."""
-
-    def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[Request]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def put(self, request: Request) -> None:
-        self._queues.setdefault(request.client, deque()).append(request)
-
-    def first(self) -> Request | None:
-        return next((q[0] for q in self._queues.values()), None)
-
-    def take(self) -> Request:
-        """Remove and return the first one; its client goes to the end."""
-        client, queue = next(iter(self._queues.items()))
-        request = queue.popleft()
-        del self._queues[client]
-        if queue:
-            self._queues[client] = queue
-        return request
-
-    def remove(self, ended: Callable[[Request], bool]) -> list[Request]:
-        """Remove and return those for which a condition holds."""
-        found = [r for q in self._queues.values() for r in q if ended(r)]
-        for request in found:
-            queue = self._queues[request.client]
-            queue.remove(request)
-            if not queue:
-                del self._queues[request.client]
-        return found
 
 
 class Scheduler:
@@ -96,12 +38,14 @@ class Scheduler:
         chunk: int,
         invariant: bool = False,
         clock: Clock = time.monotonic,
+        lookup: PromptLookup | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.waiting = RequestQueue()
         self.counters = BatchCounters()
         self._body, self._sampler = body, sampler
         self._chunk, self._invariant, self._clock = chunk, invariant, clock
+        self._lookup = None if invariant or body.single else lookup
         self._slots = Slots(body.slots)
         self._active: list[Request] = []
         """Sequences in slots; the one whose prompt was fed last comes last."""
@@ -138,6 +82,9 @@ class Scheduler:
         for rows in (body.slots,) if whole else body.row_buckets:
             places, count = np.zeros(rows, np.int64), np.ones(rows, np.int64)
             self._sampler.warm_up(body.run(0, np.zeros((rows, 1), np.int64), places, count))
+            size = 1 if self._lookup is None else 1 + self._lookup.count
+            if 1 < size <= body.maximum:
+                body.check(0, np.zeros((rows, size), np.int64), places)
 
     def turn(self) -> None:
         """End what is over, admit what fits, and run at most one part of a prompt and one step."""
@@ -234,6 +181,10 @@ class Scheduler:
         first, rows = window([*numbers], self._body.row_buckets, self._body.slots)
         if self._invariant and self._body.together:
             first, rows = 0, self._body.slots  # one executable computes every row
+        guesses = self._guesses(group)
+        if self._lookup is not None and self._checks(first, rows, guesses):
+            self._check_together(first, rows, guesses)
+            return
         tokens, places = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
         wanted: list[Request | None] = [None] * rows
         for row in range(rows):
@@ -246,18 +197,108 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.step_rows += rows
         self.counters.idle_rows += rows - len(numbers)
-        count = np.ones(rows, np.int64)
+        count, began = np.ones(rows, np.int64), self._now()
         self._run(
             [*numbers.values()],
             lambda: self._body.run(first, tokens, places, count),
             wanted,
             [1] * len(numbers),
         )
+        if self._lookup is not None:
+            self._lookup.add_time(rows, 1, self._now() - began)
+            for request, guess in guesses.items():
+                if guess and request.tokens[request.filled :]:
+                    request.repeats.observe(guess[0] == request.tokens[request.filled])
 
-    def _harmless(self, slot: Slot) -> int:
-        """Return a row that a step may write in a slot that it does not make a token for."""
+    def _now(self) -> float:
+        return 0.0 if self._lookup is None else self._lookup.clock()
+
+    # Proposed tokens
+
+    def _guesses(self, group: Sequence[Request]) -> dict[Request, list[int]]:
+        """Return the tokens that the text of each sequence proposes."""
+        if self._lookup is None:
+            return {}
+        count = self._lookup.count
+        return {r: r.repeats.proposals(r.tokens, min(count, r.most - r.made - 1)) for r in group}
+
+    def _checks(self, first: int, rows: int, guesses: Mapping[Request, list[int]]) -> bool:
+        """Return True if a check pays, and every row has room for it."""
+        assert self._lookup is not None
+        size = 1 + self._lookup.count
+        if any(r.filled + size > self._body.maximum for r in self._within(first, rows).values()):
+            return False
+        own = {r.repeats: guess for r, guess in guesses.items()}
+        return self._lookup.pays(rows, len(guesses), own)
+
+    def _within(self, first: int, rows: int) -> dict[int, Request]:
+        """Return the sequences that have slots in a range, by slot."""
+        active = {r.slot.number: r for r in self._active if r.slot is not None}
+        return {n: r for n, r in active.items() if first <= n < first + rows}
+
+    def _check_together(self, first: int, rows: int, guesses: Mapping[Request, list[int]]) -> None:
+        """Make tokens for all sequences: one each, and one for each proposal that is right."""
+        assert self._lookup is not None
+        size, owners = 1 + self._lookup.count, self._within(first, rows)
+        tokens, places = np.zeros((rows, size), np.int64), np.zeros(rows, np.int64)
+        wanted: list[Request | None] = [owners.get(first + b) for b in range(rows)]
+        for b, request in enumerate(wanted):
+            if request is None or request not in guesses:
+                wanted[b] = None
+                places[b] = self._harmless(self._slots.all[first + b], size)
+                continue
+            part = [request.tokens[request.filled], *guesses[request]]
+            tokens[b], places[b] = (part + [part[-1]] * size)[:size], request.filled
+        self.counters.steps += 1
+        self.counters.checks += 1
+        self.counters.step_rows += rows
+        self.counters.idle_rows += rows - len(guesses)
+        began = self._now()
+        try:
+            for j, logits in enumerate(self._body.check(first, tokens, places)):
+                if not any(wanted):
+                    break
+                chosen, told = self._chosen(logits, wanted)
+                wanted = self._accept_checked(j, chosen, told, wanted, guesses)
+        except Exception as error:
+            with self.lock:
+                for request in guesses:
+                    self._fail(request, error)
+            return
+        self._lookup.add_time(rows, size, self._now() - began)
+
+    def _accept_checked(
+        self,
+        j: int,
+        chosen: Sequence[int],
+        told: Sequence[Array | None],
+        wanted: Sequence[Request | None],
+        guesses: Mapping[Request, list[int]],
+    ) -> list[Request | None]:
+        """Accept the token after proposal j of each row; return the rows that go on."""
+        going: list[Request | None] = [None] * len(wanted)
+        with self.lock:
+            for row, request in enumerate(wanted):
+                if request is None or request.slot is None:
+                    continue
+                request.slot.tokens.append(request.tokens[request.filled])
+                request.filled += 1
+                self._accept(request, chosen[row], told[row])
+                if j >= len(guesses[request]):
+                    continue
+                right = guesses[request][j] == chosen[row]
+                request.repeats.observe(right)
+                self.counters.checked_tokens += 1
+                self.counters.accepted_tokens += right
+                if right and not request.ended:
+                    going[row] = request
+        return going
+
+    def _harmless(self, slot: Slot, size: int = 1) -> int:
+        """Return where a step may write rows in a slot that it does not make a token for."""
         owner = next((r for r in self._active if r.slot is slot), None)
-        place = min(len(slot.tokens) if owner is None else owner.filled, self._body.maximum - 1)
+        filled = len(slot.tokens) if owner is None else owner.filled
+        place = min(filled, self._body.maximum - size)
         del slot.tokens[place:]
         return place
 

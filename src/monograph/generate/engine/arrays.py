@@ -24,6 +24,9 @@ class Arrays(Protocol):
     def get(self, array: Any, mark: Any = None) -> Array:
         """Return a state array's content on the host; work enqueued after `mark` may run on."""
 
+    def contiguous(self, array: Any) -> Any:
+        """Return an array with its elements next to each other: itself, or a copy."""
+
     def mark(self) -> Any:
         """Return a mark after all enqueued work; None if all has ended."""
 
@@ -39,6 +42,9 @@ class HostArrays:
 
     def get(self, array: Any, mark: Any = None) -> Array:
         return np.asarray(array)
+
+    def contiguous(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
 
     def mark(self) -> Any:
         return None
@@ -81,6 +87,9 @@ class DeviceArrays:
             self._aside.wait_event(mark)
             found = to_host(array)
         return found
+
+    def contiguous(self, array: Any) -> Any:
+        return array.contiguous()
 
     def mark(self) -> Any:
         import torch

@@ -66,11 +66,16 @@ class DecodeStep:
 
 
 def build_step(
-    settings: Settings, maximum: int, shape: SamplerShape | None, logits: bool = False
+    settings: Settings,
+    maximum: int,
+    shape: SamplerShape | None,
+    logits: bool = False,
+    every: bool = False,
 ) -> DecodeStep:
     """Build the step of a decoder, for caches of `maximum` rows; with the logits if requested.
 
-    Without a sampler's shape the step returns nothing but the logits and the caches.
+    Without a sampler's shape the step returns nothing but the logits and the caches; the logits
+    after `every` token if requested, not after the last one alone.
     """
     s, decoder, directory, lengths = _read(settings)
     model = s.model
@@ -88,14 +93,21 @@ def build_step(
             (places,) = s.add("Places", [TOKENS, POSITION])
         s.reread(decoder.positions, cast_input(s, decoder.positions, places))
     s.reread(decoder.tokens, cast_input(s, decoder.tokens, TOKENS))
-    _choose(s, decoder, shape, aligned)
+    if every:
+        assert shape is None
+        s.add_last("Cast", [decoder.logits], [LOGITS], to=TensorProto.FLOAT)
+    else:
+        _choose(s, decoder, shape, aligned)
     donate = {c.present: c.past for c in decoder.caches}
     if shape is not None and shape.penalised:
         donate[NOW_SEEN] = SEEN
     _declare(s, decoder, maximum, shape, logits, aligned)
+    if every:
+        _declare_every(s, decoder)
     s.finish()
     add_pieces(model)
-    uniform = not export.check(model, maximum) and aligned
+    # The step with the last logits alone is the one that is compared with the export.
+    uniform = not every and not export.check(model, maximum) and aligned
     return DecodeStep(model, directory, decoder, maximum, donate, aligned, uniform, positions)
 
 
@@ -171,6 +183,14 @@ def _head(s: Surgery, logits: str) -> onnx.NodeProto | None:
         return None
     only = len(s.readers[node.output[0]]) <= 1
     return node if only else None
+
+
+def _declare_every(s: Surgery, decoder: Decoder) -> None:
+    """Declare the logits as those after every token."""
+    output = s.output(LOGITS)
+    assert output is not None
+    dims: list[int | str | None] = [BATCH, SEQUENCE, decoder.vocabulary]
+    output.CopyFrom(helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, dims))
 
 
 def _declare(
