@@ -79,7 +79,8 @@ def unrounded_halves(s: Seen) -> bool:
     kind = np.asarray(s.expected).dtype
     steep = s.has("Tan") and len(s.nodes) > 1 and kind == np.float16
     ties = s.has("ArgMax", "ArgMin", "TopK") and len(s.nodes) > 1 and kind.kind == "i"
-    return steep or ties or (s.has("Cast") and kind.kind == "b")
+    cut = s.has("Cast") and len(s.nodes) > 1 and kind.kind in "iu" and s.near(1)  # 0.9999 is 0
+    return steep or ties or cut or (s.has("Cast") and kind.kind == "b")
 
 
 @difference("an infinity times a weight of 0 in Resize: ONNX Runtime leaves such terms out, or the"

@@ -13,6 +13,7 @@ from tests.campaign import known_operands as known
 from tests.campaign.case import Case, finish, tensor
 from tests.campaign.differences import Seen
 from tests.campaign.judge import Problem
+from tests.campaign.known import unrounded_halves
 
 nan, inf = np.nan, np.inf
 
@@ -107,6 +108,27 @@ def test_a_window_beyond_the_image_is_told_from_one_inside() -> None:
     assert known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], *shapes, **window))
     assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 1)], *shapes, **window))
     assert not known.window_beyond(seen("MaxPool", [f32(1, 1, 0)], f32(1), f32(1), **window))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "excused"),
+    [(np.float16, 0, True), (np.float16, 3, False), (np.float32, 0, False)],
+)
+def test_a_half_near_a_whole_number_may_be_cut_below_it(
+    dtype: Any, given: int, excused: bool
+) -> None:
+    feeds = {"x": np.array([0.0], dtype)}
+    nodes = [
+        helper.make_node("Cos", ["x"], ["c"]),
+        helper.make_node("Cast", ["c"], ["y"], to=onnx.TensorProto.INT32),
+    ]
+    info = helper.make_tensor_value_info(
+        "x", helper.np_dtype_to_tensor_dtype(feeds["x"].dtype), [1]
+    )
+    case = Case("nnsmith", 0, 0, finish(nodes, [info], ["y"], [], 21), (feeds,))
+    problem = Problem("onnxruntime", "wrong", "", output="y")
+    given_, expected = np.int32([given]), np.int32([1])
+    assert unrounded_halves(Seen(case, problem, given_, expected)) == excused
 
 
 @pytest.mark.parametrize(
