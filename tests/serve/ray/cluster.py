@@ -84,10 +84,6 @@ class RayApplication:
                     found += [own, *own.children(recursive=True)]
         return found
 
-    def freeze(self, node: Any) -> None:
-        """Stop the workers of a node: requests reach it, and get no answer."""
-        _send([p for p in self.processes(node) if "ServeReplica" in _name(p)], signal.SIGSTOP)
-
     def kill(self, node: Any) -> None:
         """End a node at once, as if its power failed."""
         _send(self.processes(node), signal.SIGKILL)
@@ -98,13 +94,6 @@ class RayApplication:
             serve.shutdown()
         ray.shutdown()
         self.cluster.shutdown()
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _send(processes: list[psutil.Process], number: int) -> None:
@@ -119,9 +108,11 @@ TOKEN = secrets.token_hex(32)
 def environment() -> dict[str, str]:
     """Variables of Ray's processes; the token of the cluster is that of this test.
 
-    Ray gives up proxies and workers that start slowly, as they do on a busy machine.
+    Ray gives up proxies and workers that start slowly, as they do on a busy machine, and lets its
+    workers yield to all other work.
     """
     return {
+        "RAY_worker_niceness": "0",
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",

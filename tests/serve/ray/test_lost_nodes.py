@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 pytest.importorskip("ray", reason="Ray is not installed: `make test-ray` installs it")
 
@@ -21,11 +23,11 @@ from monograph.serve.folder import find_models
 from monograph.serve.language.generation import LanguageModel
 from monograph.serve.served import TokenRequest
 from monograph.serve.settings import read_settings
-from tests.serve.models import WEIGHTS, affine, language
+from tests.serve.models import language, save
 from tests.serve.ray.cluster import RayApplication, running
 
 REQUESTS, STREAMS, TOKENS = 400, 50, 80
-AT_ONCE = 16
+AT_ONCE, PART = 16, 100
 SETTINGS = """
 [limits]
 request_seconds = 240
@@ -33,6 +35,8 @@ request_seconds = 240
 max_length = 96
 slots = 4
 batch_invariant = true
+[models.deep]
+batch = false
 [ray]
 min_replicas = 3
 max_replicas = 3
@@ -40,10 +44,48 @@ max_per_node = 1
 """
 
 
+WIDTHS = (4, 2048, 2048, 2048, 3)
+
+
+def layers() -> list[np.ndarray]:
+    """The weights of `deep`: they take so long to read that requests are running at any time."""
+    rng = np.random.default_rng(0)
+    pairs = pairwise(WIDTHS)
+    return [rng.normal(0, n**-0.5, (n, m)).astype(np.float32) for n, m in pairs]
+
+
+def deep(path: Path) -> None:
+    """Products with Relu between them."""
+    weights = {f"w{i}": w for i, w in enumerate(layers())}
+    names = ["x", *(f"v{i}" for i in range(6)), "y"]
+    nodes = [
+        helper.make_node("Relu", [a], [b]) if i % 2 else
+        helper.make_node("MatMul", [a, f"w{i // 2}"], [b])
+        for i, (a, b) in enumerate(pairwise(names))
+    ]  # fmt: skip
+    save(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        **weights,
+    )
+
+
+def expected_rows() -> np.ndarray:
+    """The outputs for all requests."""
+    x = np.array([row(i) for i in range(REQUESTS)], np.float32)
+    first, *others = layers()
+    x = x @ first
+    for w in others:
+        x = np.maximum(x, 0) @ w
+    return x
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = language(tmp_path_factory.mktemp("models"))
-    affine(made / "affine.onnx")
+    deep(made / "deep.onnx")
     (made / "monograph.toml").write_text(SETTINGS)
     return made
 
@@ -91,6 +133,10 @@ class Load:
     """Requests and streams that run, and their answers."""
 
     url: str
+    tokens: int
+    """The number of tokens of all streams."""
+    released: int = PART
+    """The number of requests that may be sent by now."""
     answers: list[tuple[int, Any]] = field(default_factory=list)
     texts: dict[int, list[str]] = field(default_factory=dict)
     finished: dict[int, list[str]] = field(default_factory=dict)
@@ -107,10 +153,10 @@ class Load:
 
     async def _ask(self, client: httpx.AsyncClient, rest: Iterator[int]) -> None:
         for i in rest:
+            while i >= self.released:
+                await asyncio.sleep(0.01)
             x = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": row(i)}
-            answer = await client.post(
-                "/v2/models/affine/infer", json={"id": str(i), "inputs": [x]}
-            )
+            answer = await client.post("/v2/models/deep/infer", json={"id": str(i), "inputs": [x]})
             assert answer.status_code == 200, answer.text
             self.answers.append((i, answer.json()))
 
@@ -143,43 +189,44 @@ def row(i: int) -> list[float]:
 
 
 async def kill_under_load(application: RayApplication, load: Load) -> None:
-    """Kill two nodes, each when some requests and tokens have been answered."""
+    """Kill two nodes, each while streams are running and right after requests were released."""
     work = asyncio.create_task(load.run())
+
+    async def until(answers: int, tokens: float) -> None:
+        while load.progress[0] < answers or load.progress[1] < tokens:
+            assert not work.done(), "the load ended before the nodes were killed"
+            await asyncio.sleep(0.005)
+
     for node, share in zip(application.others, (0.1, 0.4), strict=True):
-        while not work.done():
-            answers, tokens = load.progress
-            if answers >= share * REQUESTS and tokens >= share * STREAMS * TOKENS:
-                break
-            await asyncio.sleep(0.01)
-        assert not work.done(), "the load ended before the nodes were killed"
-        application.freeze(node)
-        for _ in range(20):  # until requests wait for the node that does not answer
-            before = load.progress
-            await asyncio.sleep(0.1)
-            if load.progress == before:
-                break
+        before = load.released
+        await until(before, share * load.tokens)
+        load.released += PART
+        await until(before + AT_ONCE // 4, 0)
         await asyncio.to_thread(application.kill, node)
+    load.released = REQUESTS
     await work
 
 
 def test_no_answer_is_lost_wrong_or_given_twice(application: RayApplication, folder: Path) -> None:
     expected = expected_streams(folder)
-    load = Load(application.url)
+    load = Load(application.url, sum(len(pieces) for pieces, _ in expected))
     asyncio.run(kill_under_load(application, load))
 
     assert sorted(i for i, _ in load.answers) == [*range(REQUESTS)]
+    wanted = expected_rows()
+    tolerance = 1e-5 * np.abs(wanted).max()
     for i, answer in load.answers:
         assert answer["id"] == str(i)
-        wanted = np.array(row(i), np.float32) @ WEIGHTS
-        np.testing.assert_allclose(answer["outputs"][0]["data"], wanted, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(answer["outputs"][0]["data"], wanted[i], atol=tolerance)
     assert [(load.texts[i], load.finished[i]) for i in range(STREAMS)] == expected
 
     metrics = application.get("/metrics")[1].decode()
-    assert counted(metrics, "requests", 'model="affine",outcome="success"') == REQUESTS
+    assert counted(metrics, "requests", 'model="deep",outcome="success"') == REQUESTS
     assert counted(metrics, "requests", 'model="llama",outcome="success"') == STREAMS
-    assert counted(metrics, "retries", 'model="affine",reason="lost"') > 0
-    assert counted(metrics, "retries", 'model="llama",reason="continued"') > 0
-    print([line for line in metrics.splitlines() if line.startswith("monograph_retries_total")])
+    retries = [line for line in metrics.splitlines() if "retries_total{" in line]
+    assert counted(metrics, "retries", 'model="deep",reason="lost"') > 0, retries
+    assert counted(metrics, "retries", 'model="llama",reason="continued"') > 0, retries
+    print(*retries, sep="\n")
 
 
 def counted(metrics: str, name: str, labels: str) -> float:
