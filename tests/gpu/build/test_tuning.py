@@ -19,7 +19,7 @@ from monograph.errors import CodegenError, ConfigError
 from monograph.ir import constant
 from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
-from monograph.runtime.gpu.build import tune
+from monograph.runtime.gpu.build import search, tune
 from monograph.runtime.gpu.build.binaries import Built, CompileRequest
 from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
@@ -270,6 +270,19 @@ def compiler(monkeypatch: pytest.MonkeyPatch, device: Refusing, fails: Any) -> N
         return {r: error if fails(r) else None for r in wanted}  # type: ignore[misc]
 
     monkeypatch.setattr(tune, "build_all", build_all)
+
+    class Builds:
+        def __init__(self, arch: Any, expected: int, each: Any) -> None:
+            self.each = each
+
+        def add(self, requests: Any) -> None:
+            for one, made in build_all(requests, None).items():
+                self.each(one, made)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(search, "KernelBuilds", Builds)
     use(device, monkeypatch)
 
 
@@ -301,7 +314,8 @@ def test_progress_says_what_is_measured(device: FakeDevice, tmp_path: Path) -> N
     load(tmp_path, progress=lambda *at: seen.append(at)).run({"x": X})
     stages = [stage for stage, _, _ in seen]
     assert any(stage.startswith("measure dot(") for stage in stages)
-    assert ("measure", 1, 1) in seen
+    (total,) = {at[2] for at in seen if at[0].startswith("measure")}
+    assert ("measure", total, total) in seen
     assert stages[-1] == "ready"
 
 
@@ -329,3 +343,56 @@ def test_counts_are_plausible_in_a_measurement() -> None:
     (count,) = (v for v in step.region.inputs if v.dtype.is_integer)
     at = module.offsets[module.program.places.storage[count].buffer.id]
     assert executable.buffers["arena"][at : at + 8].view(torch.int64).item() == 32
+
+
+def two_products() -> Any:
+    """A large product and a small one."""
+    draw = np.random.default_rng(0)
+    large = draw.normal(size=(33, 256)).astype(np.float32)
+    small = draw.normal(size=(256, 8)).astype(np.float32)
+    nodes = [
+        gpu_models.helper.make_node("MatMul", ["x", "a"], ["h"]),
+        gpu_models.helper.make_node("Relu", ["h"], ["r"]),
+        gpu_models.helper.make_node("MatMul", ["r", "b"], ["y"]),
+    ]
+    ports: tuple[Any, Any] = ({"x": (1, [3, 33])}, {"y": (1, [3, 8])})
+    return gpu_models.model(nodes, *ports, {"a": large, "b": small})
+
+
+def timed(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[float]:
+    """Let a measurement take a second on a clock of its own; the first default is slow."""
+    clock = [0.0]
+
+    def took(number: int) -> float:
+        clock[0] += 1
+        return 100.0 if number == 0 else 10.0 + number
+
+    device.clock = took
+    monkeypatch.setattr(search, "now", lambda: clock[0])
+    monkeypatch.setattr(search, "FAST_SECONDS", seconds)
+    return clock
+
+
+@pytest.mark.parametrize("seconds", [0.5, 4.0, 7.0])
+def test_a_fast_search_keeps_its_time(
+    device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    clock = timed(device, monkeypatch, seconds)
+    options = {"target": "gpu", "cache_dir": str(tmp_path), "capture": "off"}
+    (found,) = monograph.load(two_products(), **options).run({"x": X})
+    right = monograph.load(two_products(), target="reference").run({"x": X})[0]
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-3)
+    assert device.measurements == clock[0] <= seconds + 1
+    tried = [len(e["us"]) for e in entries(tmp_path).values()] if seconds > 1 else []
+    # Both defaults come first; then the problem that takes most of a run.
+    assert sorted(tried) == {0.5: [], 4.0: [3], 7.0: [6]}[seconds]
+
+
+def test_a_full_search_has_all_the_time(
+    device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(device, monkeypatch, 1.0)
+    options = {"target": "gpu", "cache_dir": str(tmp_path), "capture": "off", "tune": "full"}
+    monograph.load(two_products(), **options).run({"x": X})
+    assert len(entries(tmp_path)) == 2
+    assert all(len(e["us"]) > tune.TRIED for e in entries(tmp_path).values())

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -142,15 +143,18 @@ def build_all(
 ) -> Built:
     """Compile kernels; return the machine code or the error of each."""
     requests = list(dict.fromkeys(wanted))
-    workers = min(len(os.sched_getaffinity(0)), -(-len(requests) // KERNELS_PER_WORKER))
-    if workers < 2 and not knobs.runtime.interpret:
-        found: Built = {}
-        for number, one in enumerate(requests):
-            found[one] = _build_or_error(one, arch)
-            done(number + 1)
-        return found
-    # This process may interpret kernels, and then cannot compile them.
-    return _Workers(requests, arch, done).work(workers)
+    found: Built = {}
+    lock = threading.Lock()
+
+    def each(one: CompileRequest, made: KernelBinary | CodegenError) -> None:
+        with lock:
+            found[one] = made
+            done(len(found))
+
+    builds = KernelBuilds(arch, len(requests), each)
+    builds.add(requests)
+    builds.finish()
+    return found
 
 
 def _build_or_error(one: CompileRequest, arch: Arch) -> KernelBinary | CodegenError:
@@ -160,48 +164,62 @@ def _build_or_error(one: CompileRequest, arch: Arch) -> KernelBinary | CodegenEr
         return error
 
 
-class _Workers:
-    """Worker processes, each fed by a thread."""
+class KernelBuilds:
+    """Worker processes that compile kernels in the order in which these are added."""
 
     def __init__(
-        self, requests: list[CompileRequest], arch: Arch, done: Callable[[int], None]
+        self,
+        arch: Arch,
+        expected: int,
+        each: Callable[[CompileRequest, KernelBinary | CodegenError], None],
     ) -> None:
-        self.arch = arch
-        self.done = done
-        self.waiting: queue.SimpleQueue[CompileRequest] = queue.SimpleQueue()
-        for one in requests:
-            self.waiting.put(one)
-        self.built: Built = {}
-        self.lock = threading.Lock()
+        """expected: about how many kernels there will be.
 
-    def work(self, workers: int) -> Built:
-        threads = [threading.Thread(target=self._feed) for _ in range(workers)]
-        for thread in threads:
+        each: called with each kernel or its error, from any thread.
+        """
+        self._arch = arch
+        self._each = each
+        self._waiting: queue.SimpleQueue[CompileRequest | None] = queue.SimpleQueue()
+        workers = min(len(os.sched_getaffinity(0)), -(-expected // KERNELS_PER_WORKER))
+        # A process that interprets kernels cannot compile them.
+        here = workers < 2 and not knobs.runtime.interpret
+        count = 0 if here or not expected else max(workers, 1)
+        self._threads = [threading.Thread(target=self._feed, daemon=True) for _ in range(count)]
+        for thread in self._threads:
             thread.start()
-        for thread in threads:
+
+    def add(self, requests: Iterable[CompileRequest]) -> None:
+        """Compile kernels after those that were added before."""
+        for one in requests:
+            if self._threads:
+                self._waiting.put(one)
+            else:
+                self._each(one, _build_or_error(one, self._arch))
+
+    def stop(self) -> None:
+        """Forget the kernels that no worker has begun, and wait for the others."""
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for all kernels that were added."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
             thread.join()
-        return self.built
 
     def _feed(self) -> None:
         """Keep one process busy; start another if the compiler kills it."""
-        while not self.waiting.empty():
+        one = self._waiting.get()
+        while one is not None:
             with _start_worker() as process:
-                while (one := self._next()) is not None:
-                    made = _ask(process, one, self.arch)
-                    self._store(one, made or CodegenError("the compiler crashed", op=one.stem))
-                    if made is None:
-                        break
-
-    def _next(self) -> CompileRequest | None:
-        try:
-            return self.waiting.get_nowait()
-        except queue.Empty:
-            return None
-
-    def _store(self, one: CompileRequest, made: KernelBinary | CodegenError) -> None:
-        with self.lock:
-            self.built[one] = made
-            self.done(len(self.built))
+                made: KernelBinary | CodegenError | None = CodegenError("")
+                while one is not None and made is not None:
+                    made = _ask(process, one, self._arch)
+                    self._each(one, made or CodegenError("the compiler crashed", op=one.stem))
+                    one = self._waiting.get()
 
 
 def _start_worker() -> subprocess.Popen[str]:

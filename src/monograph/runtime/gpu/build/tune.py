@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,8 +18,10 @@ from monograph.errors import CodegenError, MonographError
 from monograph.ir.sizes import any_open
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY
 from monograph.program.program import Program, Step
+from monograph.runtime.gpu.build import search
 from monograph.runtime.gpu.build.binaries import BinaryCache, Built, CompileRequest, request
 from monograph.runtime.gpu.build.compiler import build_all
+from monograph.runtime.gpu.build.search import Search, TuningProblem
 from monograph.runtime.gpu.build.tuning_cache import (
     FAST,
     FULL,
@@ -39,13 +41,6 @@ TRIED = 8
 COPIES = 20
 """Maximum copies of constants that alternate in a measurement."""
 _log = logging.getLogger("monograph")
-
-
-@dataclass
-class _Problem:
-    step: Step
-    default: str
-    candidates: dict[str, GpuModule] = field(default_factory=dict)
 
 
 MAX_COUNTS = 16
@@ -73,47 +68,41 @@ class Tuner:
         open_ones = self._open(program, tf32)
         if not open_ones:
             return
-        modules = [m for p in open_ones.values() for m in p.candidates.values()]
-        failed = build(self.device, modules, progress)
         cold = _constant_bytes(program) > self.device.cache_bytes // 2
-        for number, (key, problem) in enumerate(open_ones.items()):
-            label = step_label(problem.step)
-            progress(f"measure {label}", number, len(open_ones))
-            times = {
-                name: us
-                for name, module in problem.candidates.items()
-                if not any(r in failed for r in requests_of(module))
-                and (us := self._time(module, cold)) is not None
-            }
-            if times:
-                self._put(key, label, problem.default, times)
-        progress("measure", len(open_ones), len(open_ones))
+        seconds = None if self.mode == FULL else search.FAST_SECONDS
+        found = Search(self.device, lambda m: self._time(m, cold), progress, seconds)
+        found.run(open_ones.values(), requests_of)
+        for key, problem in open_ones.items():
+            if problem.decided:
+                self._put(key, problem)
         self.cache.save()
 
-    def _put(self, key: str, label: str, default: str, times: dict[str, float]) -> None:
-        ordered = dict(sorted(times.items(), key=lambda item: item[1]))
+    def _put(self, key: str, problem: TuningProblem) -> None:
+        ordered = dict(sorted(problem.times.items(), key=lambda item: item[1]))
         self.entries[key] = {
-            "problem": label,
+            "problem": problem.label,
             "winner": next(iter(ordered)),
-            "default": default,
+            "default": problem.default,
             "mode": self.mode,
             "us": {name: round(us, 3) for name, us in ordered.items()},
         }
         self.measured += 1
 
-    def _open(self, program: Program, tf32: bool) -> dict[str, _Problem]:
-        found: dict[str, _Problem] = {}
+    def _open(self, program: Program, tf32: bool) -> dict[str, TuningProblem]:
+        found: dict[str, TuningProblem] = {}
         for step, part in _steps_of(program).items():
             if only_host(step.region):
                 continue
             key = problem_key(part, step, tf32)
+            if key in found:
+                found[key].count += 1
             if key in found or self._known(key):
                 continue
             candidates = select.candidates(GpuContext(part, step, self.device.arch, tf32))
             if len(candidates) < 2:
                 continue
             tried = candidates if self.mode == FULL else candidates[:TRIED]
-            found[key] = _Problem(step, candidates[0].name)
+            found[key] = TuningProblem(step_label(step), candidates[0].name)
             for candidate in tried:
                 found[key].candidates[candidate.name] = lay_out(part, [(step, candidate.make())])
         return found
