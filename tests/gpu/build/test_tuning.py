@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import threading
 from pathlib import Path
@@ -21,7 +22,7 @@ from monograph.ops.attention import CacheUpdate
 from monograph.ops.elementwise import Add
 from monograph.runtime.gpu.build import search, tune
 from monograph.runtime.gpu.build.binaries import Built, CompileRequest
-from monograph.runtime.gpu.build.tuning_cache import TuningCache, environment_of
+from monograph.runtime.gpu.build.tuning_cache import TuningCache, bucket_of, environment_of
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from monograph.session import Session
 from tests.gpu import gpu_models
@@ -396,3 +397,36 @@ def test_a_full_search_has_all_the_time(
     monograph.load(two_products(), **options).run({"x": X})
     assert len(entries(tmp_path)) == 2
     assert all(len(e["us"]) > tune.TRIED for e in entries(tmp_path).values())
+
+
+def test_other_sizes_of_a_bucket_are_not_measured(device: FakeDevice, tmp_path: Path) -> None:
+    session = load(tmp_path)
+    session.run({"x": np.ones((17, 33), np.float32)})
+    measured = device.measurements
+    for rows in (18, 25, 31):
+        (found,) = session.run({"x": np.ones((rows, 33), np.float32)})
+        assert found.shape == (rows, 20)
+    assert device.measurements == measured
+    assert session.stats["tuning_used"] == 4, "its winner is used for all of them"
+    session.run({"x": np.ones((32, 33), np.float32)})
+    assert device.measurements > measured, "twice the rows are another bucket"
+    assert len(entries(tmp_path)) == 2
+
+
+def test_a_full_search_measures_every_size(device: FakeDevice, tmp_path: Path) -> None:
+    session = load(tmp_path, tune="full")
+    for rows in (17, 18):
+        session.run({"x": np.ones((rows, 33), np.float32)})
+    assert len(entries(tmp_path)) == 2
+
+
+def test_the_nearest_sizes_of_a_bucket_decide() -> None:
+    given = bucket_of("dot:f32[24, 700]")
+    near, far = bucket_of("dot:f32[25, 690]"), bucket_of("dot:f32[17, 1000]")
+    assert given.key == near.key == far.key != bucket_of("dot:f32[24, 500]").key
+    assert bucket_of("x:f32[3, 64]").key != bucket_of("x:f32[2, 64]").key, "small sizes are exact"
+    assert bucket_of("x:f16[64]").key != bucket_of("x:f32[64]").key
+    assert given.key != bucket_of("dot:f32[24, 700]", "-rounded-tf32").key
+    distances = [given.distance({"sizes": " ".join(map(str, b.sizes))}) for b in (near, far)]
+    assert distances == sorted(distances)
+    assert given.distance({"sizes": "3"}) == math.inf

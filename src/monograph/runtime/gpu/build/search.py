@@ -15,6 +15,7 @@ from monograph.codegen.triton.module.layout import GpuModule
 from monograph.errors import CodegenError, MonographError
 from monograph.runtime.gpu.build.binaries import CompileRequest, KernelBinary
 from monograph.runtime.gpu.build.compiler import KernelBuilds
+from monograph.runtime.gpu.build.tuning_cache import SizeBucket
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.progress import Progress
 
@@ -29,6 +30,7 @@ class TuningProblem:
 
     label: str
     default: str
+    bucket: SizeBucket
     count: int = 1
     """The number of steps of the program that are like this one."""
     candidates: dict[str, GpuModule] = field(default_factory=dict)

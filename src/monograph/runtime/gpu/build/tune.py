@@ -26,10 +26,13 @@ from monograph.runtime.gpu.build.tuning_cache import (
     FAST,
     FULL,
     Entry,
+    SizeBucket,
     TuningCache,
+    bucket_of,
     environment_of,
     step_key,
     step_label,
+    step_text,
 )
 from monograph.runtime.gpu.driver.devices import Device
 from monograph.runtime.gpu.executable import Chooser, GpuExecutable, compile_program, only_host
@@ -84,6 +87,8 @@ class Tuner:
             "winner": next(iter(ordered)),
             "default": problem.default,
             "mode": self.mode,
+            "bucket": problem.bucket.key,
+            "sizes": " ".join(map(str, problem.bucket.sizes)),
             "us": {name: round(us, 3) for name, us in ordered.items()},
         }
         self.measured += 1
@@ -96,21 +101,33 @@ class Tuner:
             key = problem_key(part, step, tf32)
             if key in found:
                 found[key].count += 1
-            if key in found or self._known(key):
+            bucket = problem_bucket(part, step, tf32)
+            if key in found or self._known(key, bucket):
                 continue
             candidates = select.candidates(GpuContext(part, step, self.device.arch, tf32))
             if len(candidates) < 2:
                 continue
             tried = candidates if self.mode == FULL else candidates[:TRIED]
-            found[key] = TuningProblem(step_label(step), candidates[0].name)
+            found[key] = TuningProblem(step_label(step), candidates[0].name, bucket)
             for candidate in tried:
                 found[key].candidates[candidate.name] = lay_out(part, [(step, candidate.make())])
         return found
 
-    def _known(self, key: str) -> bool:
+    def _known(self, key: str, bucket: SizeBucket) -> bool:
         """Return whether the cache has a measurement with enough candidates."""
+        if self.mode != FULL:
+            return self._find(key, bucket) is not None
         entry = self.entries.get(key)
-        return entry is not None and (self.mode != FULL or entry.get("mode") == FULL)
+        return entry is not None and entry.get("mode") == FULL
+
+    def _find(self, key: str, bucket: SizeBucket) -> Entry | None:
+        """Return the measurement of a problem, or of the nearest sizes in its bucket."""
+        if key in self.entries:
+            return self.entries[key]
+        alike = [(k, e) for k, e in self.entries.items() if e.get("bucket") == bucket.key]
+        if not alike:
+            return None
+        return min(alike, key=lambda item: (bucket.distance(item[1]), item[0]))[1]
 
     def chooser(self, program: Program, *, tf32: bool = False) -> Chooser:
         """Return a function that picks the measured winner, or else the default.
@@ -122,7 +139,7 @@ class Tuner:
 
         def choose(step: Step, found: list[Candidate]) -> Candidate:
             key = problem_key(parts[step], step, tf32)
-            entry = self.entries.get(key)
+            entry = self._find(key, problem_bucket(parts[step], step, tf32))
             if self.mode == "off" or entry is None:
                 return found[0]
             by_name = {c.name: c for c in found}
@@ -139,7 +156,7 @@ class Tuner:
         if self.mode == "off":
             return {}
         keys = (problem_key(part, step, tf32) for step, part in _steps_of(program).items())
-        return {key: str(self.entries[key]["winner"]) for key in keys if key in self.entries}
+        return {key: str(self.used[key]["winner"]) for key in keys if key in self.used}
 
     def _time(self, module: GpuModule, cold: bool) -> float | None:
         """Return the time of one run in us, or None if the candidate cannot run.
@@ -178,6 +195,11 @@ def _constant_bytes(program: Program) -> int:
 def problem_key(program: Program, step: Step, tf32: bool) -> str:
     """Return the key of a measurement in the tuning cache."""
     return step_key(program, step) + ("-rounded-tf32" if tf32 else "")
+
+
+def problem_bucket(program: Program, step: Step, tf32: bool) -> SizeBucket:
+    """Return the bucket of sizes that a measurement holds for."""
+    return bucket_of(step_text(program, step), "-rounded-tf32" if tf32 else "")
 
 
 def requests_of(module: GpuModule) -> list[CompileRequest]:

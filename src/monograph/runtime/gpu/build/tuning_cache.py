@@ -15,7 +15,9 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from monograph.ir import Value
     from monograph.program.program import Program, Step
 
+_NUMBER = re.compile(r"\d+")
+LEAST_SIZE = 16
+"""Smaller sizes are exact in a bucket: they decide which candidates there are."""
 FORMAT = 1
 _KIND = "monograph tuning"
 _log = logging.getLogger("monograph")
@@ -149,7 +154,44 @@ def cache_path(config: Config) -> Path | None:
 
 
 def step_key(program: Program, step: Step) -> str:
-    """Return a key that is equal for steps whose kernels would be equal.
+    """Return a key that is equal for steps whose kernels would be equal."""
+    return _digest(step_text(program, step))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class SizeBucket:
+    """Steps that differ only in sizes, each by less than a factor of two."""
+
+    key: str
+    sizes: tuple[int, ...]
+    """The sizes of one of these steps."""
+
+    def distance(self, entry: Entry) -> float:
+        """Return how far the sizes of a measurement in the same bucket are from these."""
+        others = [int(n) for n in str(entry["sizes"]).split()]
+        if len(others) != len(self.sizes):
+            return math.inf
+        return sum(abs(math.log(a / b)) for a, b in zip(self.sizes, others, strict=True))
+
+
+def bucket_of(text: str, suffix: str = "") -> SizeBucket:
+    """Return the bucket of the text of a step: of sizes only the power of two counts."""
+    sizes = tuple(n for n in map(int, _NUMBER.findall(text)) if n >= LEAST_SIZE)
+    coarse = _NUMBER.sub(_power, text)
+    return SizeBucket(_digest(coarse) + suffix, sizes)
+
+
+def _power(found: re.Match[str]) -> str:
+    number = int(found[0])
+    return f"~{number.bit_length()}" if number >= LEAST_SIZE else found[0]
+
+
+def step_text(program: Program, step: Step) -> str:
+    """Return a text that is equal for steps whose kernels would be equal.
 
     It covers ops, types, strides, alignment, and which operands are constant.
     """
@@ -166,7 +208,7 @@ def step_key(program: Program, step: Step) -> str:
             constant = place.buffer.kind == CONSTANT
             aligned = place.offset * value.dtype.itemsize % 16 == 0
             lines.append(f"{place.strides} {constant} {aligned}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+    return "\n".join(lines)
 
 
 def step_label(step: Step) -> str:
