@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.runtime.cache import object_cache
+from monograph.runtime.cache import weights as stored_weights
 from monograph.runtime.gpu import target
 from monograph.runtime.gpu.artefact import PlannedCall
 from monograph.session import Session
@@ -230,6 +232,33 @@ def test_shapes_share_the_weights_on_disk(machine: Machine) -> None:
     for rows in (2, 3, 5):
         second.run({"x": X[:1].repeat(rows, 0)})
     assert second.gpu.constants.uploads == 1  # type: ignore[union-attr]
+
+
+def test_large_weights_are_in_several_packs(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their digests are checked side by side; one that is damaged is made again."""
+    draw = np.random.default_rng(0)
+    nodes = [helper.make_node("MatMul", [x, w], [y]) for x, w, y in ("xah", "hbi", "icy")]
+    weights = {name: draw.normal(size=(32, 32)).astype(np.float32) for name in "abc"}
+    deep = model(nodes, {"x": (FLOAT, [4, 32])}, {"y": (FLOAT, [4, 32])}, weights)
+    monkeypatch.setattr(stored_weights, "PACK_BYTES", 5000)
+    feeds = {"x": draw.normal(size=(4, 32)).astype(np.float32)}
+    (wanted,) = machine.load(deep).run(feeds)
+    packs = [
+        p for p in Path(machine.cache).rglob("entries/*/*") if b'"slack"' in p.read_bytes()[:4096]
+    ]
+    assert len(packs) == 2
+    for damaged in (None, *packs):
+        if damaged is not None:
+            data = bytearray(damaged.read_bytes())
+            data[-2000] ^= 1
+            damaged.write_bytes(data)
+        gc.collect()  # weights that are mapped are not read again
+        session = machine.load(deep)
+        (given,) = session.run(feeds)
+        np.testing.assert_array_equal(given, wanted)
+        assert session.stats["from_disk"] == (damaged is None)
 
 
 @pytest.mark.parametrize("specialise", ["now", "off"])

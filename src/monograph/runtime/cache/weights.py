@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from monograph.ir import Array
 from monograph.runtime.cache.object_cache import DiskCache, make_key
 
 _INDEX, _SLACK = "index", "slack"
+PACK_BYTES = 256 << 20
+"""The bytes from which on a pack is full: readers check several packs side by side."""
+READERS = 8
 _mapped: weakref.WeakValueDictionary[str, Array] = weakref.WeakValueDictionary()
 """The weights that this process has mapped from files, by digest."""
 
@@ -42,16 +46,18 @@ class WeightStore:
         """Store the weights that are not on disk; return the pack of each, None if it fails."""
         known = self._index() if weights else {}
         packs = {d: known[d] for d in weights if d in known and self._cache.touch(known[d])}
-        new = {d: w for d, w in weights.items() if d not in packs}
+        new = [d for d in weights if d not in packs]
         if not new:
             return packs
-        pack = make_key(self._features, pack=hashlib.sha256(" ".join(new).encode()).hexdigest())
-        # Vectors may read beyond the last weight.
-        parts = self._cache.put(pack, {**new, _SLACK: bytes(SLACK)})
-        if parts is None:
-            return None
-        _share(parts, new)
-        packs |= dict.fromkeys(new, pack)
+        for group in _groups(weights, new):
+            digest = hashlib.sha256(" ".join(group).encode()).hexdigest()
+            pack = make_key(self._features, pack=digest)
+            # Vectors may read beyond the last weight.
+            parts = self._cache.put(pack, {**group, _SLACK: bytes(SLACK)})
+            if parts is None:
+                return None
+            _share(parts, group)
+            packs |= dict.fromkeys(group, pack)
         self._cache.put(self._index_key, {_INDEX: json.dumps(known | packs).encode()})
         return packs
 
@@ -63,19 +69,27 @@ class WeightStore:
         mapped: return those of files only.
         """
         held: dict[str, Array] = {}
+        missing: dict[str, list[str]] = {}
         for digest in digests:
-            found = held.get(digest, _mapped.get(digest))
+            found = _mapped.get(digest)
             if found is None and not mapped:
                 found = weight_in_process(digest)
             if found is None:
-                parts = self._cache.get(packs[digest])
-                if parts is None:
-                    raise MissingWeightsError(packs[digest])
-                own = [d for d in digests if packs[d] == packs[digest] and d not in held]
-                held |= _share(parts, own)
-                found = held[digest]
-            held[digest] = found
+                missing.setdefault(packs[digest], []).append(digest)
+            else:
+                held[digest] = found
+        for pack, parts in zip(missing, self._read(list(missing)), strict=True):
+            if parts is None:
+                raise MissingWeightsError(pack)
+            held |= _share(parts, missing[pack])
         return {d: held[d] for d in digests}
+
+    def _read(self, packs: Sequence[str]) -> list[dict[str, memoryview] | None]:
+        """Return the parts of packs; digests of several are checked side by side."""
+        if len(packs) < 2:
+            return [self._cache.get(pack) for pack in packs]
+        with ThreadPoolExecutor(min(len(packs), READERS)) as readers:
+            return list(readers.map(self._cache.get, packs))
 
     def _index(self) -> dict[str, str]:
         parts = self._cache.get(self._index_key)
@@ -85,6 +99,20 @@ class WeightStore:
         except (ValueError, KeyError, AttributeError):
             self._cache.forget(self._index_key)
             return {}
+
+
+def _groups(weights: Mapping[str, Array], new: Sequence[str]) -> Iterator[dict[str, Array]]:
+    """Yield the new weights in groups of about `PACK_BYTES`, one group in memory at a time."""
+    group: dict[str, Array] = {}
+    nbytes = 0
+    for digest in new:
+        group[digest] = weights[digest]
+        nbytes += group[digest].nbytes
+        if nbytes >= PACK_BYTES:
+            yield group
+            group, nbytes = {}, 0
+    if group:
+        yield group
 
 
 def _share(parts: Mapping[str, memoryview], digests: Iterable[str]) -> dict[str, Array]:

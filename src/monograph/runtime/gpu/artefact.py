@@ -10,7 +10,7 @@ a model share them. Nothing is unpickled, and nothing is compiled when it is loa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,8 @@ class GpuArtefact:
 
     @property
     def weights(self) -> Mapping[str, Array]:
-        """The pieces of constants by digest."""
-        return self.find(list(dict.fromkeys(self.digests)))
+        """The pieces of constants by digest, each found when it is asked for."""
+        return _FoundWeights(list(dict.fromkeys(self.digests)), self.find)
 
     def members(self, number: Number = same) -> dict[str, Buffer]:
         """Return the members by name, without the weights; `number` writes open sizes."""
@@ -118,6 +118,25 @@ class GpuArtefact:
         choices = {str(k): str(name) for k, name in plans["choices"].items()}
         _check_fit(layout, launches, len(binaries), digests)
         return GpuArtefact(layout, launches, binaries, digests, weights, choices)
+
+
+class _FoundWeights(Mapping[str, Array]):
+    """Constants that a function finds."""
+
+    def __init__(
+        self, digests: Sequence[str], find: Callable[[Sequence[str]], Mapping[str, Array]]
+    ) -> None:
+        self._digests = digests
+        self._find = find
+
+    def __getitem__(self, digest: str) -> Array:
+        return self._find([digest])[digest]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
 
 
 def _check_fit(
