@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 from monograph.errors import ConfigError
 from monograph.serve.settings import read_settings
 from tests.serve.models import WEIGHTS, affine, repository
-from tests.serve.process import START, ServerProcess, serving
+from tests.serve.process import ServerProcess, serving
 
 PATH = "/v2/models/affine/infer"
 
@@ -52,11 +50,11 @@ def test_nothing_is_lost_while_models_are_replaced(tmp_path: Path) -> None:
         busy.start()
         try:
             with ThreadPoolExecutor(4) as pool:
-                found = list(pool.map(lambda i: ask(server, i), range(150)))
+                found = list(pool.map(lambda i: ask(server, i), range(1000)))
         finally:
             ended.set()
             busy.join()
-        assert found == [(200, True)] * 150
+        assert found == [(200, True)] * 1000
 
 
 def test_sigterm_finishes_requests_and_ends_with_success(tmp_path: Path) -> None:
@@ -99,32 +97,3 @@ def test_wrong_settings_are_refused_with_a_message(tmp_path: Path, text: str) ->
     (tmp_path / "monograph.toml").write_text(text)
     with pytest.raises(ConfigError, match="setting"):
         read_settings(tmp_path)
-
-
-def test_an_instance_that_dies_is_started_again(tmp_path: Path) -> None:
-    affine(tmp_path / "affine.onnx")
-    with serving(tmp_path, "--instances", "2", grpc=True) as server:
-        assert server.get("/v2/repository/models/affine/load", b"")[0] == 501
-
-        def children() -> set[int]:
-            path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-            found = set()
-            for pid in path.read_text().split():
-                line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"spawn_main" in line:
-                    found.add(int(pid))
-            return found
-
-        before = children()
-        assert len(before) == 2
-        os.kill(min(before), signal.SIGKILL)
-        end = time.monotonic() + START
-        while time.monotonic() < end:
-            text = "".join(server.lines)
-            if "models are ready" in text.partition("starts again")[2]:
-                break
-            time.sleep(0.05)
-        assert len(children() - before) == 1
-        assert [ask(server, i) for i in range(20)] == [(200, True)] * 20
-    assert server.process.returncode == 0
-    assert all(not Path(f"/proc/{pid}").exists() for pid in before)

@@ -68,7 +68,7 @@ Timeout = Annotated[
 Instances = Annotated[
     int | None,
     typer.Option(
-        min=1, help="The processes on the port; they share the threads.", show_default="1"
+        min=1, help="The processes behind the port; they share the threads.", show_default="1"
     ),
 ]
 Keys = Annotated[

@@ -181,20 +181,14 @@ class Protocol2:
         found = [entry.as_dict() for entry in self.repository.entries()]
         return [e for e in found if e["state"] == READY] if ready else found
 
-    def _check_alone(self) -> None:
-        if self.repository.settings.instances > 1:
-            raise unimplemented("loading and unloading with several instances")
-
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model, or load it again, without holding up requests."""
-        self._check_alone()
         if parameters:
             raise unimplemented("a model or a configuration in a load request")
         await asyncio.to_thread(self.repository.load, name)
 
     async def unload(self, name: str) -> None:
         """Unload a model."""
-        self._check_alone()
         await asyncio.to_thread(self.repository.unload, name)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from monograph.errors import ConfigError
 
+BACKLOG = 2048
 
-def bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a socket bound to an address; port 0 is any free port."""
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 is any free port."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         made.bind((host, port))
     except OSError as e:
@@ -20,13 +21,16 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
         raise ConfigError(
             f"the server cannot listen: {e.strerror or e}", given=f"{host}:{port}"
         ) from None
+    made.listen(BACKLOG)
+    made.setblocking(False)
     return made
 
 
-def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a listening socket."""
-    made = bind(host, port, shared)
-    made.listen(2048)
+def listen_unix(path: Path) -> socket.socket:
+    """Return a socket that listens on a path."""
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    made.listen(BACKLOG)
     made.setblocking(False)
     return made
 

@@ -24,13 +24,14 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     coding = request.headers.get("content-encoding", "").lower()
     if coding not in ("", "identity", *CODINGS):
         raise invalid(f"content-encoding must be gzip or deflate, got {coding[:40]!r}")
-    body = await _received(request, limits)
+    body = await received(request, limits)
     if coding in CODINGS and body:
         return await asyncio.to_thread(_decompressed, body, coding, limits.body_bytes)
     return body
 
 
-async def _received(request: Request, limits: Limits) -> bytes:
+async def received(request: Request, limits: Limits) -> bytes:
+    """Return the body of a request as it was sent."""
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > limits.body_bytes:
         raise _too_large(limits.body_bytes)

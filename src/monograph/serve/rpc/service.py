@@ -51,11 +51,7 @@ class InferenceService:
             "ServerMetadata": self._unary("Empty", self._server_metadata),
             "ModelMetadata": self._unary("ModelMetadataRequest", self._model_metadata),
             "ModelInfer": self._unary("ModelInferRequest", self._infer),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                self._stream,
-                request_deserializer=MESSAGES["ModelInferRequest"].FromString,
-                response_serializer=_serialized,
-            ),
+            "ModelStreamInfer": self.stream_handler(),
             "ModelConfig": self._unary("ModelConfigRequest", self._model_config),
             "ModelStatistics": self._unary("ModelStatisticsRequest", self._statistics),
             "RepositoryIndex": self._unary("RepositoryIndexRequest", self._index),
@@ -67,6 +63,14 @@ class InferenceService:
         return (
             grpc.method_handlers_generic_handler(SERVICE, methods),
             grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+        )
+
+    def stream_handler(self) -> Any:
+        """Return the handler of streams of requests."""
+        return grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=MESSAGES["ModelInferRequest"].FromString,
+            response_serializer=_serialized,
         )
 
     def _unary(
@@ -204,20 +208,23 @@ def status_of(error: Exception) -> tuple[Any, str]:
     return getattr(grpc.StatusCode, found.kind.code), str(found)
 
 
-def make_server(protocol: Protocol2, limits: Limits, keys: ApiKeys, shared: bool) -> Any:
-    """Return a server of gRPC under these limits, without an address.
-
-    shared: whether other processes listen on its port too.
-    """
-    options = [
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    """Return the options of a server of gRPC under these limits."""
+    return [
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", limits.header_bytes),
-        ("grpc.so_reuseport", int(shared)),
+        ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.max_ping_strikes", 5),
     ]
-    made = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+
+
+def make_server(protocol: Protocol2, limits: Limits, keys: ApiKeys) -> Any:
+    """Return a server of gRPC under these limits, without an address."""
+    made = grpc.aio.server(
+        options=server_options(limits), maximum_concurrent_rpcs=limits.connections
+    )
     made.add_generic_rpc_handlers(InferenceService(protocol, keys).handlers())
     return made
