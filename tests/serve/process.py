@@ -64,6 +64,14 @@ class ServerProcess:
             time.sleep(0.05)
         raise AssertionError("the server is not ready:\n" + "".join(self.lines))
 
+    def wait_announced(self, text: str) -> None:
+        """Wait for a line of the server."""
+        end = time.monotonic() + START
+        while text not in "".join(self.lines):
+            running = time.monotonic() < end and self.process.poll() is None
+            assert running, f"no {text!r}:\n" + "".join(self.lines)
+            time.sleep(0.05)
+
     def get(self, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes]:
         """Return status and body of a request; `data` makes it a POST."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}

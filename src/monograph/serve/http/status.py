@@ -40,7 +40,11 @@ def _of(model: ServedModel) -> dict[str, Any]:
         "runs": s.runs,
         "tokens": s.generated,
         "latency": _histogram(s.latency),
+        "memory": dict(model.memory),
     }
+    if counts := model.counts:
+        found["slots"] = f"{counts['active']} of {counts['slots']}, {counts['waiting']} wait"
+        found["first_token"] = _histogram(s.first)
     if isinstance(model, ServedTensors):
         axes = model.axes
         found["shapes"] = [str(p) for p in (*model.inputs, *model.outputs)]
@@ -79,12 +83,15 @@ function facts(m){const list=el("dl");
   add("state",m.state+(m.reason?": "+m.reason:""));add("tensors",(m.shapes||[]).join("; "));
   add("batching",m.batching);add("waiting or running",m.pending);add("requests",m.requests);
   add("failures",Object.entries(m.failures||{}).map(([k,v])=>k+": "+v).join(", "));
-  add("rows in runs",m.runs?m.rows+" in "+m.runs:"");add("tokens",m.tokens||"");return list}
-function bars(m){const box=el("div","","bars");const top=Math.max(1,...m.latency.map(b=>b[1]));
-  for(const [bound,count] of m.latency){const b=el("div");b.style.height=100*count/top+"%";
-    b.title="up to "+bound+": "+count;box.append(b)}
+  add("rows in runs",m.rows?m.rows+" in "+m.runs:"");add("tokens",m.tokens||"");
+  add("slots",m.slots);add("memory",Object.entries(m.memory||{}).filter(([k,v])=>v).map(([k,v])=>
+    k+" "+(v/1048576).toFixed(1)+" MiB").join(", "));return list}
+function bars(name,found){if(!found||!found.some(b=>b[1]))return [];
+  const box=el("div","","bars");const top=Math.max(1,...found.map(b=>b[1]));
+  for(const [bound,count] of found){const b=el("div");b.style.height=100*count/top+"%";
+    b.title="up to "+bound+" s: "+count;box.append(b)}
   const scale=el("div","","scale");
-  scale.append(el("span","latency "+m.latency[0][0]),el("span",m.latency.at(-1)[0]));
+  scale.append(el("span",name+" "+found[0][0]+" s"),el("span",found.at(-1)[0]));
   return [box,scale]}
 async function show(){try{
   const headers=key?{authorization:"Bearer "+key}:{};
@@ -95,7 +102,8 @@ async function show(){try{
     "ready":"not ready")+", up "+Math.round(s.uptime)+" s";
   document.getElementById("models").replaceChildren(...s.models.map(m=>{const box=el("section");
     const head=el("h2",m.name+" / "+m.version+" ");head.append(el("small",m.state,m.state));
-    box.append(head,facts(m));if(m.requests)box.append(...bars(m));return box}));
+    box.append(head,facts(m),...bars("latency",m.latency),
+      ...bars("first token",m.first_token));return box}));
 }catch(e){document.getElementById("state").textContent="no answer: "+e}
 setTimeout(show,2000)}
 show();
