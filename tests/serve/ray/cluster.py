@@ -84,9 +84,9 @@ class RayApplication:
                     found += [own, *own.children(recursive=True)]
         return found
 
-    def kill(self, node: Any) -> None:
-        """End a node at once, as if its power failed."""
-        _send(self.processes(node), signal.SIGKILL)
+    def kill(self, node: Any, processes: list[psutil.Process]) -> None:
+        """End a node, with its processes, at once, as if its power failed."""
+        _send(processes, signal.SIGKILL)
         self.cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:

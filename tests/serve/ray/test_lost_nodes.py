@@ -27,7 +27,7 @@ from tests.serve.models import language, save
 from tests.serve.ray.cluster import RayApplication, running
 
 REQUESTS, STREAMS, TOKENS = 400, 50, 80
-AT_ONCE, PART = 16, 100
+AT_ONCE, PART = 16, 160
 SETTINGS = """
 [limits]
 request_seconds = 240
@@ -133,10 +133,8 @@ class Load:
     """Requests and streams that run, and their answers."""
 
     url: str
-    tokens: int
-    """The number of tokens of all streams."""
-    released: int = PART
-    """The number of requests that may be sent by now."""
+    released: int = 0
+    """The number of requests that may be sent by now; streams begin in the same measure."""
     answers: list[tuple[int, Any]] = field(default_factory=list)
     texts: dict[int, list[str]] = field(default_factory=dict)
     finished: dict[int, list[str]] = field(default_factory=dict)
@@ -161,6 +159,8 @@ class Load:
             self.answers.append((i, answer.json()))
 
     async def _stream(self, client: httpx.AsyncClient, i: int) -> None:
+        while i >= self.released * STREAMS / REQUESTS:
+            await asyncio.sleep(0.01)
         body = {
             "model": "llama", "prompt": prompt(i), "max_tokens": TOKENS, "stream": True,
             **sampling(i),
@@ -189,27 +189,27 @@ def row(i: int) -> list[float]:
 
 
 async def kill_under_load(application: RayApplication, load: Load) -> None:
-    """Kill two nodes, each while streams are running and right after requests were released."""
+    """Kill two nodes, each right after requests and streams were released: all of them run."""
     work = asyncio.create_task(load.run())
 
-    async def until(answers: int, tokens: float) -> None:
+    async def until(answers: int, tokens: int) -> None:
         while load.progress[0] < answers or load.progress[1] < tokens:
             assert not work.done(), "the load ended before the nodes were killed"
             await asyncio.sleep(0.005)
 
-    for node, share in zip(application.others, (0.1, 0.4), strict=True):
-        before = load.released
-        await until(before, share * load.tokens)
+    for node in application.others:
+        answers, tokens = load.progress
+        processes = application.processes(node)
         load.released += PART
-        await until(before + AT_ONCE // 4, 0)
-        await asyncio.to_thread(application.kill, node)
+        await until(answers + AT_ONCE // 4, tokens + AT_ONCE)
+        application.kill(node, processes)
     load.released = REQUESTS
     await work
 
 
 def test_no_answer_is_lost_wrong_or_given_twice(application: RayApplication, folder: Path) -> None:
     expected = expected_streams(folder)
-    load = Load(application.url, sum(len(pieces) for pieces, _ in expected))
+    load = Load(application.url)
     asyncio.run(kill_under_load(application, load))
 
     assert sorted(i for i, _ in load.answers) == [*range(REQUESTS)]
