@@ -20,8 +20,10 @@ from monograph.runtime.progress import silent
 from monograph.runtime.shape_code import ShapeCode
 from tests.cpu.any_shape_cases import open_graph
 from tests.cpu.test_any_shape import SHARED, network
+from tests.gpu import gpu_models
 from tests.samples import SEED, sample_graph
 
+pytestmark = gpu_models.INTERPRETED
 NAMES = [n for n, op in OPS.items() if op.samples]
 SAMPLES = 3
 """The most samples of an op: the interpreter is slow."""

@@ -20,8 +20,11 @@ from monograph.runtime.gpu import any_shape, target
 from monograph.runtime.gpu.capture import sized_graphs
 from monograph.runtime.gpu.driver.graphs import GraphError
 from monograph.session import Session
+from tests.gpu import gpu_models
 from tests.gpu.fake_driver import FakeDevice, FakeDriver
 from tests.gpu.fake_graphs import FakeGraphs
+
+pytestmark = gpu_models.INTERPRETED
 
 
 def network() -> onnx.ModelProto:

@@ -290,6 +290,8 @@ def layout_from_json(found: Mapping[str, Any], number: Number = same) -> GpuLayo
 
 
 def _slot(found: Mapping[str, Any], number: Number) -> DevicePort:
+    if {f.name for f in fields(DevicePort)} != {*found}:
+        raise ValueError("a port is of another format")
     kind, shape = dtype(found["dtype"]), tuple(map(number, found["shape"]))
     narrowed = found["narrowed"]
     return DevicePort(
