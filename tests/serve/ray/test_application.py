@@ -119,7 +119,7 @@ def wait(url: str, path: str = "/v2/health/ready") -> None:
 def without_names(body: bytes) -> Any:
     """An answer without what differs from request to request."""
     parts = body.decode().removeprefix("data: ").split("\n\ndata: ")
-    found = [json.loads(p) if p.startswith(("{", "[")) else p for p in parts]
+    found = [json.loads(p) if p.startswith(("{", "[{")) else p for p in parts]
     for part in found:
         if isinstance(part, dict) and str(part.get("id", "")).startswith(("cmpl", "chatcmpl")):
             part |= {"id": "", "created": 0}
