@@ -138,6 +138,92 @@ def test_what_cannot_be_compiled_runs_eagerly_with_its_reason(function: Any, rea
     assert reason in told
 
 
+def _base_and_view(x: Any) -> Any:
+    y = x * 2
+    row = y[0]
+    torch._dynamo.graph_break()
+    row.zero_()
+    return y
+
+
+def _overlapping_views(x: Any) -> Any:
+    y = x * 2
+    first, last = y[:-1], y[1:]
+    torch._dynamo.graph_break()
+    first.fill_(7)
+    return last
+
+
+def _written_before(x: Any) -> Any:
+    y = torch.nn.functional.elu(x * 2, 1.0, True)
+    row = y[0]
+    y += 1
+    torch._dynamo.graph_break()
+    row.zero_()
+    return y
+
+
+def _detached(x: Any) -> Any:
+    y = (x * 2).T
+    other = y.detach()
+    torch._dynamo.graph_break()
+    other[0] = 5
+    return y
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("function", "eager"),
+    [
+        (_base_and_view, False),
+        (_overlapping_views, False),
+        (_written_before, True),
+        (_detached, False),
+    ],
+)
+@torch.no_grad()
+def test_results_that_share_memory_still_do(
+    function: Any, eager: bool, dynamic: bool | None
+) -> None:
+    model = compiled(function, dynamic=dynamic)
+    for rows in (4, 5):
+        x = torch.randn(rows, 6)
+        same([model(x.clone())], [function(x.clone())])
+    told = [r for r in counted()["eager_reasons"] if "share memory" in r]
+    assert bool(told) == eager
+
+
+@torch.no_grad()
+def test_a_run_that_fails_leaves_the_graph_compiled() -> None:
+    module = torch.nn.Embedding(10, 4)
+    model = compiled(module)
+    same([model(torch.tensor([1]))], [module(torch.tensor([1]))])
+    with pytest.raises(IndexError):
+        model(torch.tensor([11]))
+    same([model(torch.tensor([2]))], [module(torch.tensor([2]))])
+    assert (counted()["runs"], counted()["eager_runs"]) == (2, 1)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@torch.no_grad()
+def test_the_fused_encoder_layer_is_compiled(activation: str, norm_first: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(
+        16, 4, 32, activation=activation, norm_first=norm_first, batch_first=True
+    )
+    module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(compiled(module)(x), module(x), rtol=1e-4, atol=1e-5)
+    assert counted()["eager_runs"] == 0
+
+
+@torch.no_grad()
+def test_the_reason_names_the_op_that_has_no_converter() -> None:
+    compiled(lambda x: torch.linalg.svd(x)[1])(torch.randn(3, 3))
+    (told,) = counted()["eager_reasons"]
+    assert "aten._linalg_svd" in told
+
+
 @torch.no_grad()
 def test_graph_breaks_are_counted_and_both_sides_compiled() -> None:
     def branch(x: Any) -> Any:

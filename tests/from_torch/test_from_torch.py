@@ -137,6 +137,47 @@ def test_a_module_that_cannot_be_compiled_says_why(make: Any, message: str, hint
     assert hint in caught.value.hint
 
 
+class Sized(torch.nn.Module):
+    """Takes a branch by a size."""
+
+    def __init__(self, test: Any) -> None:
+        super().__init__()
+        self.test = test
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return 100 * x if self.test(x.shape[0], y.shape[0]) else x + 1
+
+
+@pytest.mark.parametrize(
+    ("test", "open_size", "right", "wrong", "expected"),
+    [
+        (lambda n, m: n > 4, torch.export.Dim.AUTO, (4, 2), (9, 3), "x.size()[0] <= 4"),
+        (lambda n, m: n % 2, torch.export.Dim.AUTO, (6, 3), (5, 3), "% 2"),
+        (lambda n, m: n < 3, torch.export.Dim("n", min=3, max=8), (8, 3), (9, 3), "<= 8"),
+        (lambda n, m: n == m, torch.export.Dim.AUTO, (6, 5), (5, 5), "y.size()[0]"),
+    ],
+    ids=["comparison", "remainder", "range", "two sizes"],
+)
+def test_sizes_of_another_branch_are_refused(
+    test: Any, open_size: Any, right: tuple[int, int], wrong: tuple[int, int], expected: str
+) -> None:
+    module = Sized(test).eval()
+    dynamic = {"x": {0: open_size}, "y": {0: torch.export.Dim.AUTO}}
+    model = monograph.from_torch(module, (torch.ones(4, 2), torch.ones(3)), dynamic_shapes=dynamic)
+    given = torch.randn(right[0], 2), torch.ones(right[1])
+    torch.testing.assert_close(model(*given), module(*given))
+    for _ in range(2):  # the answer is remembered
+        with pytest.raises(FeedError, match="exported for other sizes") as caught:
+            model(torch.ones(wrong[0], 2), torch.ones(wrong[1]))
+        assert expected in str(caught.value)
+
+
+def test_a_tensor_on_another_device_is_refused() -> None:
+    model = monograph.from_torch(torch.nn.ReLU().eval(), torch.ones(2))
+    with pytest.raises(FeedError, match=r"on the device meta\n.*\.to\(\"cpu\"\)"):
+        model(torch.ones(2, device="meta"))
+
+
 @pytest.mark.parametrize(
     ("module", "given", "message"),
     [

@@ -21,11 +21,13 @@ from monograph.compat.torch.freeze import (
     Stamp,
     classify,
     frozen_module,
+    is_written,
     open_axes,
     result_nodes,
+    shared_results,
     views_of_inputs,
 )
-from monograph.compat.torch.tensors import target_of, to_feed, to_result
+from monograph.compat.torch.tensors import target_of, to_feed
 from monograph.config import make_config
 from monograph.errors import ModelError, MonographError
 
@@ -56,29 +58,22 @@ class _Variant:
     frozen: Mapping[int, Stamp]
     numbers: Mapping[int, str]
     """Python floats by their exact text."""
-    views: Callable[..., Any] | None
+    views: Callable[..., Any]
     """Computes the results that are views of inputs, by torch."""
+    shared: Callable[..., Any]
+    """Computes the results that are views of computed tensors, by torch."""
 
     def accepts(self, inputs: GraphInputs, args: Sequence[Any]) -> bool:
         """Return True if the export computes the graph's results for these arguments."""
+        kept = [args[i] for i in inputs.kept]
+        leaves = zip(self.exported.arguments, kept, strict=True)
         return (
             all(stamp.holds(args[i]) for i, stamp in self.frozen.items())
             and all(_text(args[i]) == value for i, value in self.numbers.items())
-            and all(
-                _fits(sizes, args[i])
-                for sizes, i in zip(self.exported.sizes, inputs.kept, strict=True)
-            )
-            and all(
-                leaf.name is not None or leaf.constant == args[i]
-                for leaf, i in zip(self.exported.arguments, inputs.kept, strict=True)
-            )
+            and all(leaf.name is not None or leaf.constant == x for leaf, x in leaves)
+            and self.exported.fits(kept)
+            and self.exported.guards.broken(kept) is None
         )
-
-
-def _fits(sizes: tuple[int | None, ...] | None, given: Any) -> bool:
-    if sizes is None or not isinstance(given, torch.Tensor):
-        return True
-    return all(s is None or s == n for s, n in zip(sizes, given.shape, strict=True))
 
 
 class CompiledGraph:
@@ -98,25 +93,36 @@ class CompiledGraph:
         """Results that are arguments: the positions of both."""
         self._views = sorted(views - set(self._passed))
         """A view of an argument stays one: the caller may write through it."""
-        self._computed = sorted(nodes - views)
+        shared = shared_results(module.graph)
+        self._shared = sorted(shared)
+        """So does a view of a computed tensor that is a result too, or has another view."""
+        self._owners = [*dict.fromkeys(shared[i] for i in self._shared)]
+        self._computed = {i: results[i] for i in sorted(nodes - views - set(shared))}
+        self._wanted = [*dict.fromkeys([*self._computed.values(), *self._owners])]
         self._variants: list[_Variant] = []
         self._reason: str | None = None
+        if any(map(is_written, self._owners)):
+            self._reason = "results share memory that the graph writes to"
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         """Return the results of the graph as torch returns them."""
         reason = self._reason or _refused(args)
-        if reason is None and self._computed:
+        if reason is None and self._wanted:
             try:
-                return self._run(args)
+                variant = self._variant(args)
             except Exception as e:
                 reason = self._reason = _why(e)
+            else:
+                try:
+                    return self._run(variant, args)
+                except Exception as e:
+                    reason = _why(e)  # of these arguments: others may run
         if reason is not None:
             COUNTERS.count_eager(reason)
         return self._module.forward(*args)
 
-    def _run(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        variant = self._variant(args)
+    def _run(self, variant: _Variant, args: Sequence[Any]) -> tuple[Any, ...]:
         exported = variant.exported
         kept = [args[i] for i in self._inputs.kept]
         leaves = zip(exported.arguments, kept, strict=True)
@@ -124,15 +130,13 @@ class CompiledGraph:
         names = (p.name for p in exported.session.inputs)
         made = exported.session.run(dict(zip(names, given, strict=True)))
         device = next((x.device for x in kept if isinstance(x, torch.Tensor)), None)
-        computed = iter(made)
-        results = dict(self._constants)
-        for place, leaf in zip(self._computed, exported.results, strict=True):
-            if leaf.name is None:
-                results[place] = leaf.constant
-            else:
-                results[place] = to_result(next(computed), device, leaf.number, leaf.pairs)
-        if variant.views is not None:
+        computed = dict(zip(self._wanted, exported.filled(made, device), strict=True))
+        results = self._constants | {i: computed[n] for i, n in self._computed.items()}
+        if self._views:
             results |= zip(self._views, variant.views(*kept), strict=True)
+        if self._shared:
+            owners = (computed[n] for n in self._owners)
+            results |= zip(self._shared, variant.shared(*kept, *owners), strict=True)
         results |= {i: args[position] for i, position in self._passed.items()}
         COUNTERS.count("runs")
         return tuple(results[i] for i in range(len(results)))
@@ -152,8 +156,8 @@ class CompiledGraph:
             return self._variants[-1]
 
     def _exported(self, args: Sequence[Any]) -> _Variant:
-        inputs = self._inputs
-        module = frozen_module(self._module, inputs, args, self._computed)
+        inputs, nodes = self._inputs, result_nodes(self._module.graph)
+        module = frozen_module(self._module, inputs, args, self._wanted)
         options = dict(self._options)
         target = options.pop("target", None) or target_of(args)
         with torch.inference_mode(False):
@@ -171,11 +175,19 @@ class CompiledGraph:
         COUNTERS.count("exports")
         frozen = {i: Stamp.of(args[i]) for i in inputs.parameters}
         numbers = {i: _text(args[i]) for i in inputs.numbers}
-        views = None
-        if self._views:
-            # The export has refused graphs that write to their inputs.
-            views = frozen_module(self._module, inputs, args, self._views, pure=True)
-        return _Variant(exported, frozen, numbers, views)
+        # The export has refused graphs that write to their inputs.
+        views = frozen_module(
+            self._module, inputs, args, [nodes[i] for i in self._views], pure=True
+        )
+        shared = frozen_module(
+            self._module,
+            inputs,
+            args,
+            [nodes[i] for i in self._shared],
+            pure=True,
+            given=self._owners,
+        )
+        return _Variant(exported, frozen, numbers, views, shared)
 
 
 def _text(number: Any) -> str:

@@ -15,14 +15,20 @@ from typing import Any
 
 import torch
 
+from monograph.compat.torch.decompositions import encoder_layer
+from monograph.compat.torch.tensors import to_result
 from monograph.errors import ConfigError, ModelError
 from monograph.frontend.onnx.load import MAX_FILE_BYTES
 from monograph.runtime.progress import Progress
 from monograph.session import Session, load
 
+DECOMPOSITIONS = {torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer}
+"""Ops without a converter, as functions of ops that have one."""
 INSTALL = "pip install 'monograph[torch]'"
 _NOISY = ("torch.onnx", "onnxscript", "onnx_ir")
 """Loggers that tell how an export goes; what fails is raised."""
+MAX_KNOWN = 4096
+"""The most combinations of sizes whose check is remembered."""
 _schema_of = attrgetter("_schema")
 
 
@@ -39,6 +45,38 @@ class Leaf:
     """True for complex numbers: the exporter makes pairs of real numbers of them."""
 
 
+class SizeGuards:
+    """The sizes that an exported program holds for, beyond those that it fixed.
+
+    A branch on a size is decided when a module is exported: sizes that would take the other branch
+    need another export.
+    """
+
+    def __init__(self, check: Callable[..., Any] | None) -> None:
+        self._check = check
+        self._known: dict[tuple[Any, ...], str | None] = {}
+
+    @staticmethod
+    def of(program: Any) -> SizeGuards:
+        """Return the guards of a program of `torch.export`."""
+        return SizeGuards(dict(program.module().named_children()).get("_guards_fn"))
+
+    def broken(self, leaves: Sequence[Any]) -> str | None:
+        """Return the guard that arguments break; None if they keep all."""
+        if self._check is None:
+            return None
+        key = tuple(x.shape if isinstance(x, torch.Tensor) else x for x in leaves)
+        if key not in self._known:
+            if len(self._known) == MAX_KNOWN:
+                self._known.clear()
+            try:
+                self._check(*leaves)
+                self._known[key] = None
+            except AssertionError as e:
+                self._known[key] = str(e).removeprefix("Guard failed: ")
+        return self._known[key]
+
+
 @dataclass(frozen=True)
 class Exported:
     """A session of an exported module, and the leaves of its arguments and results."""
@@ -51,8 +89,31 @@ class Exported:
     out_spec: Any
     sizes: tuple[tuple[int | None, ...] | None, ...]
     """The fixed sizes of each argument; None for an open size, and for an argument of no rank."""
+    guards: SizeGuards
     folder: tempfile.TemporaryDirectory[str] | None = None
     """Holds the files of a model that is too large for one message."""
+
+    def filled(self, made: Sequence[Any], device: Any) -> list[Any]:
+        """Return the leaves of the results: outputs of a run in order, constants between them."""
+        left = iter(made)
+        return [
+            leaf.constant
+            if leaf.name is None
+            else to_result(next(left), device, leaf.number, leaf.pairs)
+            for leaf in self.results
+        ]
+
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """Return True if arguments have the sizes that the export fixed."""
+        return all(
+            sizes is None
+            or not isinstance(given, torch.Tensor)
+            or (
+                len(sizes) == given.ndim
+                and all(s is None or s == n for s, n in zip(sizes, given.shape, strict=True))
+            )
+            for sizes, given in zip(self.sizes, leaves, strict=True)
+        )
 
 
 def export_module(
@@ -73,7 +134,7 @@ def export_module(
     """
     _check_installed()
     with _quiet():
-        program = _export(module, args, kwargs, dynamic_shapes)
+        program, guards = _export(module, args, kwargs, dynamic_shapes)
         refuse(program)
         made = _onnx_program(program, dynamic_shapes, opset)
     arguments = _leaves(program, program.graph_signature.input_specs)
@@ -97,6 +158,7 @@ def export_module(
         program.call_spec.in_spec,
         program.call_spec.out_spec,
         tuple(sizes.get(leaf.name or "") for leaf in arguments),
+        guards,
         folder,
     )
 
@@ -114,14 +176,17 @@ def _check_installed() -> None:
         )
 
 
-def _export(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Any) -> Any:
-    """Return the exported program; what torch cannot export is an error that says so."""
+def _export(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Any
+) -> tuple[Any, SizeGuards]:
+    """Return the exported program and its guards; what torch cannot export is an error."""
     try:
         found = torch.export.export(
             module, tuple(args), dict(kwargs), dynamic_shapes=dynamic, strict=False
         )
         # Afterwards the signature names every buffer and input that the module writes to.
-        return _without_constants(found.run_decompositions({}))
+        plain = found.run_decompositions(DECOMPOSITIONS)
+        return _without_constants(plain), SizeGuards.of(found)
     except Exception as e:
         raise ModelError(
             f"torch cannot export the module: {_first_line(e)}",
@@ -148,7 +213,7 @@ def _onnx_program(program: Any, dynamic_shapes: Any, opset: int | None) -> Any:
         )
     except Exception as e:
         raise ModelError(
-            f"torch cannot write the module as an ONNX model: {_first_line(e.__cause__ or e)}",
+            f"torch cannot write the module as an ONNX model: {_first_line(_root(e))}",
             expected="ops that torch.onnx has converters for",
             hint='torch.compile(module, backend="monograph") runs such a module eagerly',
         ) from e
@@ -161,6 +226,13 @@ def _name_inputs(graph: Any, names: Sequence[str]) -> None:
             for result in graph.outputs:
                 result.name = f"{name}_out" if result.name == name else result.name
             value.name = name
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error that all others followed from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _first_line(error: BaseException) -> str:

@@ -101,6 +101,34 @@ def views_of_inputs(graph: Graph) -> list[int]:
     return [i for i, n in enumerate(results) if isinstance(n, Node) and _storage(n) in owners]
 
 
+def shared_results(graph: Graph) -> dict[int, Node]:
+    """Return the results that are views of another tensor of the graph, with this tensor.
+
+    Only results that share memory with each other count: nobody sees that memory else.
+    """
+    owners: dict[Any, Node] = {}
+    for node in graph.nodes:
+        owners.setdefault(_storage(node), node)
+    groups: dict[Any, list[int]] = {}
+    results = result_nodes(graph)
+    inputs = {_storage(n) for n in graph.nodes if n.op == "placeholder"}
+    for position, node in enumerate(results):
+        if isinstance(node, Node) and (memory := _storage(node)) is not None:
+            groups.setdefault(memory, []).append(position)
+    return {
+        i: owners[memory]
+        for memory, positions in groups.items()
+        if memory not in inputs and len({results[i] for i in positions}) > 1
+        for i in positions
+        if results[i] is not owners[memory]
+    }
+
+
+def is_written(node: Node) -> bool:
+    """Return True if the graph writes to the memory of a tensor after it has been made."""
+    return int(_version_of(node.meta["example_value"])) > 0
+
+
 def _storage(node: Node) -> Any:
     """Return what identifies the memory of a node's value; None if it is no tensor."""
     example = node.meta.get("example_value")
@@ -113,26 +141,29 @@ def frozen_module(
     module: GraphModule,
     inputs: GraphInputs,
     args: Sequence[Any],
-    wanted: Iterable[int],
+    wanted: Iterable[Node],
     *,
     pure: bool = False,
+    given: Sequence[Node] = (),
 ) -> GraphModule:
-    """Return a module of the graph with these arguments frozen, that returns some results.
+    """Return a module of the graph with these arguments frozen, that returns some nodes.
 
     pure: the graph is known to write to nothing, so that ops without a user may go.
+    given: nodes whose values are passed, after the arguments.
     """
     graph, holder = Graph(), {}
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
     made: dict[Node, Any] = {nodes[i]: graph.placeholder(nodes[i].name) for i in inputs.kept}
+    made |= {n: graph.placeholder(f"given_{i}") for i, n in enumerate(given)}
     numbers = {nodes[i]: args[i].item() for i in inputs.numbers}
     for position in (*inputs.parameters, *inputs.numbers):
-        name = f"frozen_{position}"
+        name = f"frozen_{nodes[position].name.strip('_')}"
         holder[name] = args[position].detach()
         made[nodes[position]] = graph.get_attr(name)
     for position, (tensor, axis) in inputs.sizes.items():
         made[nodes[position]] = graph.call_method("size", (made[nodes[tensor]], axis))
     for node in module.graph.nodes:
-        if node.op in ("placeholder", "output"):
+        if node.op in ("placeholder", "output") or node in given:
             continue
         if node.op == "call_method" and node.target == "item" and node.args[0] in numbers:
             made[node] = numbers[node.args[0]]
@@ -140,8 +171,7 @@ def frozen_module(
             made[node] = graph.node_copy(node, lambda n: made[n])
         if node.op in ("get_attr", "call_module"):
             holder[node.target] = attrgetter(node.target)(module)
-    results = result_nodes(module.graph)
-    graph.output(tuple(made[results[i]] for i in wanted))
+    graph.output(tuple(made[n] for n in wanted))
     if pure:
         graph.eliminate_dead_code()
     return GraphModule(holder, graph)

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from monograph.compat.torch.export import Exported, Leaf, export_module, mutated, random_ops
-from monograph.compat.torch.tensors import target_of, to_feed, to_result
+from monograph.compat.torch.export import Exported, export_module, mutated, random_ops
+from monograph.compat.torch.tensors import target_of, to_feed
 from monograph.errors import ConfigError, FeedError, ModelError
 from monograph.runtime.progress import Progress
 from monograph.session import Session
@@ -141,8 +141,15 @@ class TorchModel:
                     given=repr(leaf),
                     hint="call from_torch again with this argument",
                 )
+        if self._exported.fits(leaves) and (broken := self._exported.guards.broken(leaves)):
+            raise FeedError(
+                "the module was exported for other sizes",
+                expected=broken,
+                given=_sizes(leaves),
+                hint="call from_torch again with examples of these sizes",
+            )
         device = next((x.device for x in leaves if isinstance(x, torch.Tensor)), None)
-        made = _filled(self._exported.results, self.session.run(feeds), device)
+        made = self._exported.filled(self.session.run(feeds), device)
         return pytree.tree_unflatten(made, self._exported.out_spec)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -180,15 +187,9 @@ def _same(expected: Any, given: Any) -> bool:
     return type(expected) is type(given) and bool(expected == given)
 
 
-def _filled(results: Sequence[Leaf], made: Sequence[Any], device: Any) -> list[Any]:
-    """Return the leaves of the results: computed ones in order, constants between them."""
-    left = iter(made)
-    return [
-        leaf.constant
-        if leaf.name is None
-        else to_result(next(left), device, leaf.number, leaf.pairs)
-        for leaf in results
-    ]
+def _sizes(leaves: Sequence[Any]) -> str:
+    """Return the sizes of tensors, and numbers as they are."""
+    return ", ".join(str([*x.shape]) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
 
 
 def _paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from monograph.errors import FeedError
+
 _NARROW: dict[Any, tuple[Any, Any]] = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
     torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
@@ -30,8 +32,14 @@ def to_feed(given: Any, pairs: bool = False) -> Any:
     given = given.detach()
     if pairs:
         given = torch.view_as_real(given.resolve_conj())
-    if given.device.type != "cpu":
+    if given.device.type == "cuda":
         return given
+    if given.device.type != "cpu":
+        raise FeedError(
+            "a tensor must be in the memory of the host or of a GPU",
+            given=f"a tensor on the device {given.device}",
+            hint='move it with .to("cpu")',
+        )
     given = given.resolve_conj().resolve_neg()
     if given.dtype in _NARROW:
         bits, narrow = _NARROW[given.dtype]
