@@ -63,7 +63,7 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(np.where(x >= 0, 1, e) / (1 + e))
 
 
-class _Cell(Op, abstract=True):
+class RecurrentCell(Op, abstract=True):
     """The base of recurrent cells: types, the walk over time, activations."""
 
     activations: tuple[Activation, ...]
@@ -173,7 +173,7 @@ def _narrowed(results: tuple[Array, ...], like: Array) -> tuple[Array, ...]:
 
 
 @dataclass(frozen=True)
-class Rnn(_Cell):
+class Rnn(RecurrentCell):
     """h <- f(x w' + h r' + b).
 
     Operands: x, w[H, I], r[H, H], b[H], initial h, lengths (optional). Results: h at every step,
@@ -221,7 +221,7 @@ class Rnn(_Cell):
 
 
 @dataclass(frozen=True)
-class Gru(_Cell):
+class Gru(RecurrentCell):
     """z, s = f(x w' + h r' + b); n = g(...); h <- (1 - z) n + z h. Gates in the order z, s, n.
 
     The candidate n is g(x w' + (s h) r' + b), or with `late_reset` g(x w' + bw + s (h r' + br)),
@@ -291,7 +291,7 @@ class Gru(_Cell):
 
 
 @dataclass(frozen=True)
-class Lstm(_Cell):
+class Lstm(RecurrentCell):
     """i, o, f = f(x w' + h r' + b + p c); n = g(...); c <- f c + i n; h <- o h(c).
 
     Gates in the order i, o, f, n of w and r; i, o, f of the peepholes p, where o sees the new c.

@@ -19,6 +19,7 @@ import numpy as np
 
 from monograph.ir import Constant, Op, Value, known
 from monograph.ir.op import encode
+from monograph.ops.base import Binary
 
 Bindings = dict[str, Any]
 
@@ -155,7 +156,7 @@ def _match_apply(
         miss.note(score, lambda: reason)
         return
     orders = [value.inputs]
-    if getattr(value.op, "commutative", False):
+    if isinstance(value.op, Binary) and value.op.commutative:
         orders.append(value.inputs[::-1])
     for order in orders:
         yield from _match_operands(pattern.operands, order, with_attributes, miss, score + 1)

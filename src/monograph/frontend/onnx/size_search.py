@@ -142,7 +142,7 @@ def _array(sizes: tuple[Dim, ...], value: Value) -> Array:
 
 def _moved(op: Op, arrays: list[Array]) -> Array | None:
     """Return the result of an op that only moves elements."""
-    if getattr(op, "reduction", "none") != "none":
+    if isinstance(op, (scatter.ScatterElements, scatter.ScatterNd)) and op.reduction != "none":
         return None
     at = _INDICES.get(type(op))
     if at is not None:

@@ -18,7 +18,7 @@ from monograph.ir.traits import known_product
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
-from monograph.ops.recurrent import Gru, Lstm, Rnn
+from monograph.ops.recurrent import Gru, Lstm, RecurrentCell, Rnn
 from monograph.ops.shape import Broadcast, Reshape, Transpose
 
 GATES: dict[type[Op], int] = {Rnn: 1, Gru: 3, Lstm: 4}
@@ -32,7 +32,7 @@ class Recurrence(Op):
     lowering makes these.
     """
 
-    cell: Op
+    cell: RecurrentCell
     time: int
     batch: int
 
@@ -64,7 +64,7 @@ class Recurrence(Op):
         return self.flops(value.inputs[1].tensor.static[1])
 
 
-def split_cell(cell: Op, inputs: tuple[Value, ...]) -> Value:
+def split_cell(cell: RecurrentCell, inputs: tuple[Value, ...]) -> Value:
     """Split a cell into a dot and its recurrence."""
     x, w, r, bias, *rest = inputs
     time, batch, features = x.tensor.static

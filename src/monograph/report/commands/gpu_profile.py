@@ -30,6 +30,7 @@ from monograph.report.render.tables import made_text, nodes_text, seconds_text
 from monograph.runtime.progress import until_ready
 
 if TYPE_CHECKING:
+    from monograph.codegen.triton.module.kernel import Work
     from monograph.runtime.gpu.executable import GpuExecutable
 
 HOW = (
@@ -116,7 +117,7 @@ def profile_on_gpu(
         _graph_seconds(executable, ports, session.config.capture),
         stamps,
         tuple(b.stream for b in works),
-        tuple(getattr(b.work, "source", "") for b in works),
+        tuple(_source(b.work) for b in works),
         executable.program,
     )
 
@@ -150,6 +151,13 @@ def _kernel_name(bound: Any) -> str:
     if isinstance(bound.work, Launch):
         return named(bound.work.source, bound.step.region.kind)
     return bound.work.name if isinstance(bound.work, Call) else type(bound.work).__name__.lower()
+
+
+def _source(work: Work) -> str:
+    """Return the text of a kernel; "" for work of other kinds."""
+    from monograph.codegen.triton.module.launch import Launch
+
+    return work.source if isinstance(work, Launch) else ""
 
 
 def _steps(executable: GpuExecutable, stamps: Array) -> tuple[StepTime, ...]:

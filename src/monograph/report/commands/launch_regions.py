@@ -139,8 +139,11 @@ def _kernels(works: Sequence[Work] | None) -> int:
 
 
 def _count(work: Work) -> int:
-    bodies = getattr(work, "bodies", None)
-    return 1 if bodies is None else sum(_count(w) for body in bodies for w in body)
+    from monograph.codegen.triton.module.kernel import Branch, RepeatWork
+
+    if not isinstance(work, (Branch, RepeatWork)):
+        return 1
+    return sum(_count(w) for body in work.bodies for w in body)
 
 
 def _ends(parts: StageSplit | None) -> tuple[str, ...]:

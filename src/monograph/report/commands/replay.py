@@ -108,7 +108,7 @@ def verify_replay(request: RunRequest, note: Notes, inputs: int = RANDOM_INPUTS)
 def _random_ops(session: Session, feeds: Feeds) -> bool:
     """Tell whether a model draws random numbers; refuse one whose sessions draw different ones."""
     drawn = [v.op for v in all_values(session.graph_for(feeds)) if isinstance(v.op, Random)]
-    if any(getattr(op, "seed", None) is None for op in drawn):
+    if any(op.seed is None for op in drawn):
         raise ConfigError(
             "the model draws random numbers without a seed: no two runs of it agree",
             given=", ".join(sorted({op.name for op in drawn})),

@@ -23,7 +23,7 @@ from monograph.ir import Array, dtype
 from monograph.ir.lazy import lazy
 from monograph.runtime.cache.artefact import Number, Weights
 from monograph.runtime.cache.object_cache import Buffer
-from monograph.runtime.executable import Executable
+from monograph.runtime.executable import Executable, WrappedExecutable
 from monograph.runtime.gpu.bound_program import DeviceFaultText, DevicePort, GpuLayout, GpuProgram
 from monograph.runtime.gpu.build.binaries import KernelBinary
 from monograph.runtime.gpu.capture.control import PLAIN, ConditionalLaunch, LaunchTree
@@ -213,9 +213,13 @@ class LoadedGpuExecutable(GpuProgram):
 
     @lazy
     def _compiled(self) -> GpuExecutable:
-        made: Any = self._compile_again()
-        found: GpuExecutable = getattr(made, "executable", made)
-        return found
+        from monograph.runtime.gpu.executable import GpuExecutable
+
+        made = self._compile_again()
+        if isinstance(made, WrappedExecutable):
+            made = made.inner
+        assert isinstance(made, GpuExecutable)
+        return made
 
     @property
     def module(self) -> GpuModule:

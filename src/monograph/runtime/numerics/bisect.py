@@ -20,6 +20,7 @@ from monograph.errors import ExecutionError, FeedError, VerifyError
 from monograph.ir import Array, Graph, evaluate, verify
 from monograph.ir.types import accepts
 from monograph.passes.base import Environment, Pass, RulePass, run_pass
+from monograph.passes.precision.convert_precision import CONVERT, ConvertPrecision
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.rewrite import CostModel, Fired, Trace
 from monograph.runtime.feeds import Port
@@ -238,7 +239,7 @@ def check_pass(
 
 def _converts(step: Pass) -> bool:
     """Return True if the options of a pass change the types of outputs."""
-    return getattr(step, "inputs_outputs", "") == "convert"
+    return isinstance(step, ConvertPrecision) and step.inputs_outputs == CONVERT
 
 
 def _problem(

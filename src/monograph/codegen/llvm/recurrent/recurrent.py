@@ -46,7 +46,7 @@ class _Steps(CellKernel):
         new = self.b.offset(old, every)
 
         def step(s: Int, carried: list[Reg]) -> list[Reg]:
-            backward = getattr(self.cell, "backward", False)
+            backward = self.cell.backward
             self._step(self.b.sub(length - 1, s) if backward else s, *carried)
             self._wait()
             return [carried[1], carried[0]]

@@ -244,11 +244,10 @@ class CellKernel:
     def _gate(self, index: int, x: Scalar) -> Scalar:
         """Apply activation number `index`, after clipping."""
         s, cell = self.scalars, self.cell
-        clip = getattr(cell, "clip", None)
-        if clip is not None:
-            bounded = s.max(x, s.constant(-clip, self.dtype))
-            x = s.min(bounded, s.constant(clip, self.dtype))
-        name, alpha, beta = getattr(cell, "activations", ())[index]
+        if cell.clip is not None:
+            bounded = s.max(x, s.constant(-cell.clip, self.dtype))
+            x = s.min(bounded, s.constant(cell.clip, self.dtype))
+        name, alpha, beta = cell.activations[index]
         return activate(s, name, x, alpha, beta)
 
     def _given(self, t: Int, row: Int, gate: int, block: UnitVector) -> Scalar:

@@ -58,7 +58,7 @@ def candidates(context: GpuContext) -> list[Candidate]:
     """Return a scan of the updates, and for replacements also records of the last ones."""
     anchor = context.anchor
     scans = [] if isinstance(anchor.op, MaxUnpool) else _scans(context)
-    if getattr(anchor.op, "reduction", "none") != "none":
+    if isinstance(anchor.op, (ScatterElements, ScatterNd)) and anchor.op.reduction != "none":
         return scans
     if not anchor.tensor.static:
         return scans

@@ -35,7 +35,7 @@ class Cell:
         self.hidden = self.r.tensor.static[1]
         self.gates = self.op.gates
         self.outputs = {v.op.index: v for v in step.region.outputs if isinstance(v.op, Item)}
-        self.backward = bool(getattr(self.cell, "backward", False))
+        self.backward = self.cell.backward
         self.early = isinstance(self.cell, Gru) and not self.cell.late_reset
         """True if a gate decides what the last product reads of the state: a step in halves."""
 
@@ -65,13 +65,13 @@ class Arithmetic:
     def gate(self, index: int, x: Scalar) -> Scalar:
         """Apply activation number `index`, after clipping."""
         s, dtype = self.s, self.cell.dtype
-        clip = getattr(self.cell.cell, "clip", None)
+        clip = self.cell.cell.clip
         if clip is not None:
             x = s.min(s.max(x, s.constant(-clip, dtype)), s.constant(clip, dtype))
         return self.apply(index, x)
 
     def apply(self, index: int, x: Scalar) -> Scalar:
-        name, alpha, beta = getattr(self.cell.cell, "activations", ())[index]
+        name, alpha, beta = self.cell.cell.activations[index]
         return activate(self.s, name, x, alpha, beta)
 
     def new(
