@@ -15,7 +15,7 @@ from benchmarks.capture_models import YOLO, Subject
 BATCH = 20
 """Runs are enqueued in batches: the queue of the device must not fill up."""
 ROUND_SECONDS = 1.0
-"""How long all contenders of one comparison take turns, about."""
+"""The seconds that all contenders of one comparison take turns, about."""
 ROUNDS = (5, 60)
 """At least, and at most."""
 WARM_UPS = 20
@@ -75,7 +75,7 @@ class Measured:
         return {n: from_numpy(x.copy()).to(self.place) for n, x in arrays.items()}
 
     def parts(self) -> Iterator[dict[str, Any]]:
-        """What is found, piece by piece: a crash leaves the pieces before it."""
+        """Return what is found, piece by piece: a crash leaves the pieces before it."""
         yield {"seconds_to_make": self.seconds, **self._stats()}
         yield self._host_times()
         yield self._whole_runs()
@@ -104,7 +104,7 @@ class Measured:
     # The parts
 
     def _host_times(self) -> dict[str, Any]:
-        """What a run costs the host, and whether moving costs more than parameters."""
+        """Return what a run costs the host, and whether moving costs more than parameters."""
         runs = {
             "same": lambda: self.replayed.run(self.tensors),
             "moved": self._moving(),
@@ -200,7 +200,7 @@ class Measured:
         return measure
 
     def _bits(self) -> dict[str, Any]:
-        """Whether replayed and eager runs agree to the bit, on random inputs."""
+        """Tell whether replayed and eager runs agree to the bit, on random inputs."""
         wrong: list[int] = []
         count = 2 if self.options.tiny else self.options.inputs
         for seed in range(count):

@@ -15,7 +15,7 @@ from benchmarks import gpu_models
 
 BUILT = Path(__file__).parent.parent / "build" / "benchmarks"
 FOLDERS = (Path("carry"), Path("..") / "shared" / "models")
-"""Where real models may lie, each in a folder with recorded inputs beside it."""
+"""The folder of real models, each in a folder with recorded inputs beside it."""
 YOLO, LOOP, FP4 = "yolov10n", "data_loop", "fp4_mlp"
 BITS = {
     "int4": "genai_llama_int4",
@@ -37,7 +37,7 @@ class Subject:
     real: Path | None = None
     """The folder of a model that is not built here."""
     small: bool = False
-    """Whether it is to be run by Triton's interpreter."""
+    """True if it is to be run by Triton's interpreter."""
 
     def path(self) -> Path:
         if self.real is not None:

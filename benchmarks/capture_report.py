@@ -43,7 +43,7 @@ def bars(models: Models) -> list[Bar]:
 
 
 def ratios(figures: Mapping[str, Any]) -> tuple[float, float]:
-    """How many times faster replay is than eager runs: waited for, and queued."""
+    """Return how many times faster replay is than eager runs: waited for, and queued."""
     synced = figures["eager_synced_us"] / figures["replay_synced_us"]
     return synced, figures["eager_queued_us"] / figures["replay_queued_us"]
 

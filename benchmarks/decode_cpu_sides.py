@@ -36,13 +36,13 @@ QUIET_SECONDS, QUIET_SHARE = 0.02, 0.05
 RESTLESS_SECONDS = 5.0
 """onnxruntime's threads look for work for some 40 ms; what goes on for so long never rests."""
 READ_SECONDS, READ_BYTES = 2.0, 1 << 28
-"""How long each kind of read goes on, the best one counts; and of how much, which no cache holds.
+"""Seconds of each kind of read, the best one counts; and its bytes, which no cache holds.
 Behind a rest it takes tenths of a second, or more, until some memory gives all it has."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all contenders of a comparison have in common."""
+    """The settings that all contenders of a comparison share."""
 
     model: Path
     shape: str
@@ -114,7 +114,7 @@ def session_step(task: Task) -> Step:
 
 
 def generator_step(task: Task) -> Step:
-    """What users call. It keeps the tokens itself, and begins with the first."""
+    """Return steps of the public generator, which keeps the tokens and begins with the first."""
     return _Generated(task)
 
 
@@ -184,7 +184,7 @@ def rest() -> None:
 
 
 def _serve(pipe: Connection, name: str, task: Task) -> None:
-    """What the process of a contender does: a turn for every pair of numbers, until None comes."""
+    """Run the process of a contender: a turn for every pair of numbers, until None comes."""
     try:
         step = CONTENDERS[name](task)
         decoding = Decoding(step)

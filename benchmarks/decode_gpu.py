@@ -41,7 +41,7 @@ Run = Callable[[], Any]
 
 @dataclass
 class Stages:
-    """How long each stage of opening a model took, as its progress tells."""
+    """Seconds of each stage of opening a model, as its progress tells."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     last: str = ""
@@ -91,7 +91,7 @@ class Decoding:
         self.executable: Any = self.generator.session.executable(self.feeds(0))
 
     def feeds(self, position: int) -> dict[str, Any]:
-        """What a step takes behind so many tokens."""
+        """Return what a step takes behind so many tokens."""
         self.engine.place(position)
         return {n: x.clone() if n in _SMALL else x for n, x in self._given().items()}
 

@@ -46,7 +46,7 @@ class Record:
         self.save()
 
     def has_time(self, of: str, name: str, needs: float) -> bool:
-        """Whether so many seconds are left; where not, it is written down that a part is missing.
+        """Tell whether so many seconds are left; if not, the record names the missing part.
 
         No part of `part`: the body of a `with` cannot be left out.
         """
@@ -68,7 +68,7 @@ class Record:
 
 
 def brief(found: Any) -> Any:
-    """What was found, with copies counted by their reasons: the record has them port by port."""
+    """Return the results, with copies counted by their reasons: the record has them by port."""
     if not isinstance(found, dict) or not found.get("staged_copies"):
         return found
     ports, copies = Counter[str](), Counter[str]()

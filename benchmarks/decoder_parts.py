@@ -1,4 +1,4 @@
-"""What decoders of both styles have in common."""
+"""Parts that decoders of both styles share."""
 
 from __future__ import annotations
 

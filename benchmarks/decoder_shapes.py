@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shape:
-    """What a decoder's size is. `family` is llama, qwen2, gemma2 or gpt2.
+    """The sizes of a decoder. `family` is llama, qwen2, gemma2 or gpt2.
 
     `window` is the local window of every other layer (0: none); `softcap` and `final_softcap` bound
     the scores and the logits.
@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def bias(self) -> bool:
-        """Whether queries, keys and values have a bias."""
+        """Tell whether queries, keys and values have a bias."""
         return self.family in ("qwen2", "gpt2")
 
     def layer_window(self, layer: int) -> int:
@@ -81,7 +81,7 @@ def shape_of(name: str) -> Shape:
 
 
 FREE = ("width", "layers", "heads", "groups", "head_size", "hidden", "vocab", "context", "window")
-"""What may be other than a published shape has it."""
+"""Settings that may differ from those of a published shape."""
 
 
 def changed(shape: Shape, **changes: int | None) -> Shape:

@@ -29,7 +29,7 @@ SPAN = 1 << 21
 
 @dataclass(frozen=True)
 class Format:
-    """How the matrices of a decoder are stored.
+    """The format of a decoder's matrices.
 
     `kind` is f32, f16, int4, int8, fp8 or fp4. `block` numbers along the input share a scale; 0
     gives each output one scale. Blocks of integers are written as MatMulNBits unless `qdq`; all
@@ -178,7 +178,7 @@ def draw(seed: int, name: str, shape: tuple[int, int], deviation: float, form: F
 
 
 def _code_type(form: Format) -> Any:
-    """What the codes of a format are kept in."""
+    """Return what the codes of a format are kept in."""
     if form.kind in ("int4", "int8"):
         return np.uint8 if form.zero_points else np.int8
     kinds = {"fp8": ml_dtypes.float8_e4m3fn, "fp4": ml_dtypes.float4_e2m1fn, "f16": np.float16}

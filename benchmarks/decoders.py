@@ -90,7 +90,7 @@ class _Genai:
             w.node("Mul", w.node("Tanh", w.node("Div", y, cap)), cap, result="logits")
 
     def _lengths(self, mask: str) -> None:
-        """How many keys count in each row, less one; and the length of the mask."""
+        """Return how many keys count in each row, less one; and the length of the mask."""
         w = self.w
         one = w.ints(1)
         counted = w.node("Sub", w.node("ReduceSum", mask, one, keepdims=0), one)
@@ -174,7 +174,7 @@ class _Genai:
 
 
 def genai_config(s: Shape, fused: bool) -> dict[str, Any]:
-    """What onnxruntime-genai reads beside the graph."""
+    """Return what onnxruntime-genai reads beside the graph."""
     inputs = {
         "input_ids": "input_ids",
         "attention_mask": "attention_mask",

@@ -45,7 +45,7 @@ class Problem:
     tune: str
     tuning: Path | None
     mode: str
-    """How torch compiles."""
+    """The mode in which torch compiles."""
 
     def __post_init__(self) -> None:
         session = monograph.load(self.path, target="reference")
@@ -163,7 +163,7 @@ class Problem:
         return self._captured(IN_GRAPH, self.torch_model())
 
     def compiled(self) -> Contender:
-        """What torch compiles, in a graph of its own or captured here: its best time counts."""
+        """Compile with torch, in a graph of its own or captured here: its best time counts."""
         model = self.torch_model()
         if self.dry:  # no C++ compiler is needed
             return self._called(COMPILED, torch.compile(model, backend="eager"))
@@ -221,7 +221,7 @@ class Problem:
 
 
 def _has_onnxruntime() -> bool:
-    """Whether ONNX Runtime is here with its CUDA provider."""
+    """Tell whether ONNX Runtime is here with its CUDA provider."""
     if importlib.util.find_spec("onnxruntime") is None:
         return False
     import onnxruntime

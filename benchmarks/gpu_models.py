@@ -13,7 +13,7 @@ from benchmarks import models
 from benchmarks.models import Writer
 
 FOLDERS = (Path("carry"), Path("..") / "shared" / "models")
-"""Where a real YOLOv10n may lie; without one, a detector of its shape is built."""
+"""The file of a real YOLOv10n; without one, a detector of its shape is built."""
 YOLO = Path("ul_yolov10n_e2e") / "model.onnx"
 BLOCK = 1 << 22
 """Random numbers that large weights are cut from: drawing a billion would take minutes."""

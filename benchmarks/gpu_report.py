@@ -19,7 +19,7 @@ def peers(record: dict[str, Any]) -> list[str]:
 
 
 def ratio(model: dict[str, Any], peer: str, figure: str = "device_us") -> float | None:
-    """How many times faster than a peer."""
+    """Return the speed against a peer."""
     ours, theirs = (model["contenders"].get(c) for c in (OURS, peer))
     return theirs[figure] / ours[figure] if ours and theirs else None
 

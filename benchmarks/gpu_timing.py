@@ -1,4 +1,4 @@
-"""How one contender of the GPU benchmarks is timed: on the device, synchronised, from numpy."""
+"""Times of one contender of the GPU benchmarks: on the device, synchronised, from numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH_SECONDS = 0.02
 """Runs between two events take about so long."""
 ROUNDS = 15
 CLOCK_SECONDS = 3.0
-"""How long to wait for the tool that reads the device's clock."""
+"""The seconds to wait for the tool that reads the device's clock."""
 SYNCED_RUNS = 100
 ANY_ORDER = "in any order"
 """Of a detector's rows: near equal scores may change places."""

@@ -32,9 +32,9 @@ SEED = 20
 PAUSE_SECONDS = 0.1
 """The pause before each process: threads of another may still spin."""
 ALLOWED_SECONDS = 3.0
-"""What loading and compiling may take, from an empty cache."""
+"""The seconds that loading and compiling may take, from an empty cache."""
 LATE_P95, LATE_MOST = 0.003, 0.015
-"""How much longer the first run of a shape may take than its steady time."""
+"""The seconds that the first run of a shape may take beyond its steady time."""
 MEGABYTE = 1e6
 ONNXRUNTIME = "onnxruntime"
 ONE_DIMENSION = 128

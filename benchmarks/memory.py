@@ -58,7 +58,7 @@ def open_onnxruntime(path: Path, threads: int, _: str) -> Run:
 
 
 IMPORTS = {"monograph": "monograph.session", "onnxruntime": "onnxruntime"}
-"""What is imported before anything is counted; `import monograph` alone imports nothing yet."""
+"""Imports before anything is counted; `import monograph` alone imports nothing yet."""
 OPENERS = {"monograph": open_monograph, "onnxruntime": open_onnxruntime}
 
 

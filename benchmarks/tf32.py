@@ -29,7 +29,7 @@ from monograph.codegen.triton.matmul import product
 
 HERE = Path(__file__).parent
 BOXES, SCORES = "/model.23/Split_output_0", "/model.23/Split_output_1"
-"""What the rows of the detector are chosen from."""
+"""The tensors from which the rows of the detector are chosen."""
 WAYS = ("off", product.ADD, "stored")
 ROUNDS, REPLAYS = 15, 50
 

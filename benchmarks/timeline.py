@@ -32,7 +32,7 @@ MARK = "a run of the model"
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_driver", "cuda_runtime")
 LAUNCHES = ("launchkernel", "graphlaunch", "memcpy", "memset")
-"""What the names of driver calls that start work contain."""
+"""Parts of the names of driver calls that start work."""
 
 
 def runs_in(trace: Mapping[str, Any], title: str) -> list[RunTimeline]:

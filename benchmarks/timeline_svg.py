@@ -69,7 +69,7 @@ class RunTimeline:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """How long at least one of some intervals lasts."""
+    """Return how long at least one of some intervals lasts."""
     total, until = 0.0, -math.inf
     for x in sorted(intervals, key=lambda x: x.start):
         total += max(0.0, x.end - max(x.start, until))

@@ -91,7 +91,7 @@ class Writer:
         return [Held(scope[n], n) for n in names]
 
     def numbers(self, name: str) -> list[Any]:
-        """What a constant input holds, as Python numbers."""
+        """Return what a constant input holds, as Python numbers."""
         held = self.values[name]
         if held.name:
             raise NotImplementedError(f"{name} is not known before a run")

@@ -74,7 +74,7 @@ PACKAGES = read_packages(Path(__file__).with_name("models.toml"))
 
 
 def cache_directory() -> Path:
-    """Where fetched models are kept."""
+    """Return where fetched models are kept."""
     if chosen := os.environ.get("MONOGRAPH_MODELS"):
         return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME")

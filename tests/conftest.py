@@ -1,4 +1,4 @@
-"""What every test gets: no cache of the user's is read or written. And what did not run is said."""
+"""Fixtures of every test: no cache of the user is read or written; tests left out are listed."""
 
 from __future__ import annotations
 

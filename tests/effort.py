@@ -1,4 +1,4 @@
-"""How much work code does, counted in calls: the same on a busy machine and on an idle one."""
+"""The work of code, counted in calls: the same on a busy machine and on an idle one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def at_most(calls: int | None) -> Iterator[Effort]:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many calls some work takes."""
+    """Return how many calls some work takes."""
     with at_most(None) as effort:
         work()
     return effort.calls
@@ -68,7 +68,7 @@ class CountedName(str):
 
 
 def touches_of(work: Callable[[], object]) -> int:
-    """How often names are compared or looked up in some work."""
+    """Return how often names are compared or looked up in some work."""
     before = CountedName.touched
     work()
     return CountedName.touched - before

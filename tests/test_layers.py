@@ -79,7 +79,7 @@ def test_every_part_has_a_place() -> None:
 
 
 def test_the_code_generators_do_not_import_each_other() -> None:
-    """What both use lives in `codegen.common`, which imports neither of them."""
+    """Code that both use lives in `codegen.common`, which imports neither of them."""
     rooms = {"llvm": {"triton"}, "triton": {"llvm"}, "common": {"llvm", "triton"}}
     for room, others in rooms.items():
         for path in sorted((SRC / "codegen" / room).rglob("*.py")):
@@ -101,7 +101,7 @@ def test_no_public_class_has_the_name_of_another() -> None:
 FLAT = ("ops", "frontend/onnx/convert")
 """Op families and converters: their names are plain."""
 ROOM = 25
-"""How many modules a folder may hold."""
+"""The most modules a folder may hold."""
 
 
 @pytest.mark.parametrize("top", [SRC, SRC.parents[1] / "tests"], ids=["src", "tests"])

@@ -77,7 +77,7 @@ def test_several_inputs_may_not_fit_each_other(target: str) -> None:
 
 @TARGETS
 def test_data_that_decide_sizes_may_not_fit_either(target: str) -> None:
-    """That is known during the run only."""
+    """The misfit is known during the run only."""
     session = monograph.load(onnx.parser.parse_model(LATE), target)
     given = {"x": np.ones((3, 4), np.float32), "shape": np.array([5, 2])}
     with pytest.raises(ExecutionError, match="keeps the number of elements"):

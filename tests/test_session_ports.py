@@ -1,4 +1,4 @@
-"""What a session says of inputs and outputs: types declared and unknown, defaults of inputs."""
+"""Inputs and outputs of a session: types declared and unknown, defaults of inputs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Case:
     model: onnx.ModelProto
     runs: tuple[Feeds, ...]
     special: bool = False
-    """Whether feeds hold NaN, infinities and the like."""
+    """True if feeds hold NaN, infinities and the like."""
 
     @property
     def name(self) -> str:

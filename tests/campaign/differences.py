@@ -53,7 +53,7 @@ class Seen:
 
     @cached_property
     def arrays(self) -> list[np.ndarray]:
-        """What the run in question is fed and computes, by the reference, and the initialisers."""
+        """Return feeds and results of the run in question by the reference, and initialisers."""
         run = self.problem.run
         made = [x[run] for x in values(self.case).values() if len(x) > run]
         constants = [numpy_helper.to_array(t) for t in self.case.model.graph.initializer]
@@ -61,12 +61,12 @@ class Seen:
 
     @property
     def empty(self) -> bool:
-        """Whether an operand has no elements."""
+        """Tell whether an operand has no elements."""
         return any(x.size == 0 for x in self.arrays)
 
     @property
     def unusual(self) -> bool:
-        """Whether operands hold NaN, infinities, or what overflows when it is added up."""
+        """Tell whether operands hold NaN, infinities, or what overflows when it is added up."""
         return any(
             x.dtype.kind in "fV"
             and not np.all(np.abs(np.nan_to_num(x.astype(np.float64), nan=np.inf)) < 6e4)
@@ -75,7 +75,7 @@ class Seen:
 
     @property
     def only_special(self) -> bool:
-        """Whether operands are unusual, and elements that differ are so on one side at least."""
+        """Tell whether operands and differing elements are unusual, on one side at least."""
         a, b = np.asarray(self.given), np.asarray(self.expected)
         if not self.unusual or a.shape != b.shape or a.dtype.kind not in "fcV":
             return False
@@ -84,7 +84,7 @@ class Seen:
         return bool(np.all(~np.isfinite(x[differ]) | ~np.isfinite(y[differ])))
 
     def close(self, relative: float) -> bool:
-        """Whether both sides agree but for so much of the largest element."""
+        """Tell whether both sides agree but for so much of the largest element."""
         a, b = np.asarray(self.given), np.asarray(self.expected)
         if a.shape != b.shape or a.dtype.kind not in "fiu" or a.dtype != b.dtype:
             return False
@@ -93,7 +93,7 @@ class Seen:
         return bool(np.allclose(x, y, relative, relative * scale, equal_nan=True))
 
     def near(self, distance: float) -> bool:
-        """Whether both sides agree but for a distance."""
+        """Tell whether both sides agree but for a distance."""
         a, b = np.asarray(self.given), np.asarray(self.expected)
         if a.shape != b.shape:
             return False

@@ -60,7 +60,7 @@ class Draw:
 
     generator: np.random.Generator
     special: bool = False
-    """Whether floats hold NaN, infinities and the like."""
+    """True if floats hold NaN, infinities and the like."""
 
     def some(self, options: Sequence[Any]) -> Any:
         return options[int(self.generator.integers(len(options)))]

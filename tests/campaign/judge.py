@@ -19,7 +19,7 @@ REFERENCE, RUNTIME = "reference", "onnxruntime"
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a case."""
+    """A fault of a case."""
 
     side: str
     sort: str
@@ -33,13 +33,13 @@ class Problem:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What stays the same while a case is made smaller."""
+        """Return what stays the same while a case is made smaller."""
         return self.side.split(" ")[0], self.sort
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case: outcomes to count, and problems."""
+    """The result of a case: outcomes to count, and problems."""
 
     counts: dict[str, int]
     problems: tuple[Problem, ...] = ()

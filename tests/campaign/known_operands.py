@@ -21,7 +21,7 @@ Operands = list[np.ndarray | None]
 Elements = Callable[[np.ndarray], np.ndarray]
 """Tells of each element whether something holds."""
 FACTORS = {"MatMul": (0, 1), "MatMulInteger": (0, 1), "QLinearMatMul": (0, 3)}
-"""Which operands of a node are multiplied."""
+"""The operands of a node that are multiplied."""
 
 
 def reads(s: Seen, *ops: str) -> Iterator[tuple[onnx.NodeProto, Operands]]:
@@ -36,7 +36,7 @@ def reads(s: Seen, *ops: str) -> Iterator[tuple[onnx.NodeProto, Operands]]:
 
 
 def first(s: Seen, holds: Callable[[np.ndarray], bool], *ops: str) -> bool:
-    """Whether something holds for the first operand of a node of some ops."""
+    """Tell whether something holds for the first operand of a node of some ops."""
     return any(x[0] is not None and holds(x[0]) for _, x in reads(s, *ops))
 
 
@@ -49,7 +49,7 @@ def is_number(x: np.ndarray) -> np.ndarray:
 
 
 def only(s: Seen, given: Elements, expected: Elements) -> bool:
-    """Whether all elements that differ are such on either side."""
+    """Tell whether all elements that differ are such on either side."""
     a, b = np.asarray(s.given), np.asarray(s.expected)
     if a.shape != b.shape or a.dtype.kind not in "fV":
         return False

@@ -36,7 +36,7 @@ def attributes(node: onnx.NodeProto) -> Attributes:
 
 
 def agrees(given: Any, wanted: Any) -> np.ndarray | bool:
-    """Which elements agree but for rounding; False where arrays are of different kinds."""
+    """Return which elements agree but for rounding; False where arrays are of different kinds."""
     a, b = np.asarray(given), np.asarray(wanted)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -49,7 +49,7 @@ def agrees(given: Any, wanted: Any) -> np.ndarray | bool:
 
 
 def behind(s: Seen, node: onnx.NodeProto, result: np.ndarray) -> bool:
-    """Whether the reference gives the output in question where a node gives this result."""
+    """Tell whether the reference gives the output in question where a node gives this result."""
     if s.problem.output == node.output[0]:
         return bool(np.all(agrees(s.given, result)))
     model = onnx.ModelProto()
@@ -80,7 +80,7 @@ def theirs(s: Seen, node: onnx.NodeProto) -> np.ndarray | None:
 def open_elements(
     s: Seen, ops: tuple[str, ...], free: Callable[[onnx.NodeProto, Operands], np.ndarray | None]
 ) -> bool:
-    """Whether a node of some ops differs in elements only that are left open, and all follows."""
+    """Tell whether a node of some ops differs in open elements only, and all follows."""
     run = s.problem.run
     for node, operands in reads(s, *ops):
         left = free(node, operands)
@@ -107,7 +107,7 @@ def _axes(node: onnx.NodeProto, operands: Operands, rank: int) -> tuple[int, ...
 
 
 def _magnitude(node: onnx.NodeProto, operands: Operands) -> np.ndarray | None:
-    """How large the numbers may get that a result is made of, by element."""
+    """Return how large the numbers may get that a result is made of, by element."""
     parts = [np.abs(x.astype(np.float64)) for x in operands if x is not None]
     named, op = attributes(node), node.op_type
     if op.startswith("Reduce"):
@@ -176,7 +176,7 @@ def maximum_of_nan(s: Seen) -> bool:
 
 
 def _second_of_nan(s: Seen) -> bool:
-    """Whether indices beside a first result differ where that one is open because of NaN."""
+    """Tell whether indices beside a first result differ where that one is open because of NaN."""
     made, run = values(s.case), s.problem.run
     for node, (x, *_) in reads(s, "TopK", "MaxPool"):
         if len(node.output) < 2 or node.output[1] != s.problem.output or x is None:
@@ -285,7 +285,7 @@ def whole_lengths(mode: str, size: int, count: int, scale: Any, roi: Any) -> Axi
 
 
 def _has_fraction(node: onnx.NodeProto, operands: Operands) -> bool:
-    """Whether a Resize aligns corners, and a scaled length is no whole number."""
+    """Tell whether a Resize aligns corners, and a scaled length is no whole number."""
     x, scales = operands[0], operands[2] if len(operands) > 2 else None
     named = attributes(node)
     mode = named.get("coordinate_transformation_mode", b"")

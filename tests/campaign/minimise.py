@@ -38,7 +38,7 @@ def minimise(case: Case, fails: Fails, run: int = 0, tries: int = MOST_TRIES) ->
 
 
 def _size(case: Case) -> tuple[float, ...]:
-    """How large a case is, what matters most first."""
+    """Return how large a case is, what matters most first."""
     graph = case.model.graph
     arrays = [x for feeds in case.runs for x in feeds.values()]
     arrays += [numpy_helper.to_array(t) for t in graph.initializer]
@@ -50,7 +50,7 @@ def _size(case: Case) -> tuple[float, ...]:
 
 
 def _plainness(x: np.ndarray) -> float:
-    """How far an array is from small whole numbers."""
+    """Return how far an array is from small whole numbers."""
     if x.dtype.kind in "Ob" or x.size == 0:
         return 0.0
     wide = np.nan_to_num(x.astype(np.float64), nan=0.5, posinf=0.5, neginf=0.5)

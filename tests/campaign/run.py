@@ -24,7 +24,7 @@ SHOWN = 300
 
 @dataclass
 class Report:
-    """What came of the cases so far."""
+    """The results of the cases so far."""
 
     kind: str
     seed: int
@@ -116,7 +116,7 @@ def _read(reply: dict[str, Any]) -> tuple[Verdict, list[str]]:
 
 
 def died(reply: dict[str, Any]) -> Problem:
-    """What a dead worker's reply tells."""
+    """Return what a dead worker's reply tells."""
     return Problem(reply["side"], reply["died"], reply["why"])
 
 

@@ -113,7 +113,7 @@ def write(case: Case, problem: Problem) -> str:
 
 
 def _tolerance(case: Case) -> float:
-    """What a look needs, no more: what a finding is was judged before."""
+    """Return what a look needs, no more: what a finding is was judged before."""
     kinds = {x.dtype.itemsize for f in case.runs for x in f.values() if x.dtype.kind in "fV"}
     return {1: 0.1, 2: 1e-2, 4: 1e-4, 8: 1e-9}.get(min(kinds, default=4), 1e-4)
 

@@ -35,14 +35,14 @@ PLAIN = {"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1",
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave: outputs, or an error."""
+    """The result of one run: outputs, or an error."""
 
     outputs: dict[str, Any] | None = None
     error: str = ""
     fault: bool = False
-    """Whether the error is no judgement about the model or its feeds, but a fault."""
+    """True if the error is a fault, not a judgement about the model or its feeds."""
     unable: bool = False
-    """Whether the side says nothing about such a model: an op or a type that it lacks."""
+    """True if the side says nothing about such a model: an op or a type that it lacks."""
 
 
 @cache

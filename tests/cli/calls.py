@@ -1,4 +1,4 @@
-"""How tests call the command line."""
+"""Calls of the command line by tests."""
 
 from __future__ import annotations
 

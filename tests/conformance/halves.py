@@ -9,7 +9,7 @@ from monograph.ir import Array
 
 SEEDS = range(8)
 CLOSE = 1e-3
-"""What the suite allows between its data and an answer, relative to its data."""
+"""The tolerance of the suite between its data and an answer, relative to its data."""
 BOUND = 2.0**-10
 """Of an answer that is rounded twice: the weights of the values, and the result."""
 
@@ -64,6 +64,6 @@ def _hidden(scores: Array, causal: bool) -> Array:
 
 
 def off(given: Array, right: Array) -> float:
-    """How far numbers are off at most, relative to the right ones."""
+    """Return how far numbers are off at most, relative to the right ones."""
     wide, truth = given.astype(np.float64), right.astype(np.float64)
     return float((np.abs(wide - truth) / np.abs(truth)).max())

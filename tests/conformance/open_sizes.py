@@ -15,7 +15,7 @@ from monograph.compat.onnx_backend import Backend, MonographRep
 ANY_SHAPE = "any shape"
 
 reasons: list[str] = []
-"""What served each run: code for any shape, or the reason for exact code."""
+"""The code that served each run: code for any shape, or the reason for exact code."""
 
 
 def opened(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -63,7 +63,7 @@ def _runner(open_dimensions: bool):  # type: ignore[no-untyped-def]
 
 
 def run_case(case: tuple[str, str]) -> Result:
-    """What came of one case."""
+    """Return what came of one case."""
     category, name = case
     function = _load()._test_items[category][f"{name}_cpu"].func
     open_sizes.reasons.clear()

@@ -59,7 +59,7 @@ def choices(graph: Graph, rng: random.Random) -> Iterator[tuple[str, Chosen]]:
 
 
 def problems(graph: Graph, feeds: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, str]]:
-    """What came of each choice: a name, and what is wrong or ""."""
+    """Return what came of each choice: a name, and what is wrong or ""."""
     for name, chosen in choices(graph, rng):
         yield name, one_choice(graph, chosen, feeds, rng)
     for one in dimensions(graph):

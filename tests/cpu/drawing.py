@@ -16,7 +16,7 @@ from tests.cpu.dynamic.staging import body
 from tests.rules.checks import graph_of, value
 
 Compiler = Callable[[Graph], Any]
-"""What makes an executable of a graph."""
+"""A function that makes an executable of a graph."""
 
 
 def uniform(shape: tuple[int, ...], dtype: DType = f32, seed: float | None = None) -> Value:

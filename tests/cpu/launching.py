@@ -33,7 +33,7 @@ def load(text: str, *names: str, features: Features | None = None) -> NativeCode
 
 
 class Context:
-    """What a launch hands to its threads: barrier state, then numbers for the test."""
+    """The memory that a launch gives to its threads: barrier state, then numbers for the test."""
 
     def __init__(self, count: int) -> None:
         raw = np.zeros(BARRIER_BYTES + 8 * count + 64, np.uint8)
@@ -51,7 +51,7 @@ def wait_for(ready: Callable[[], bool], what: str) -> None:
 
 
 def workers_sleep() -> bool:
-    """Whether the kernel has put every thread to sleep that Python does not know."""
+    """Tell whether the kernel has put every thread to sleep that Python does not know."""
     ours = {str(t.native_id) for t in threading.enumerate()}
     others = [task for task in Path("/proc/self/task").iterdir() if task.name not in ours]
     assert others

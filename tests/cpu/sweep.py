@@ -50,12 +50,12 @@ def machines() -> list[Machine]:
 
 
 def problem(case: Case, machine: Machine) -> str | None:
-    """What is wrong with a case on a machine; None where nothing is."""
+    """Return what is wrong with a case on a machine; None where nothing is."""
     return next(problems(case, [machine]))
 
 
 def problems(case: Case, given: list[Machine]) -> Iterator[str | None]:
-    """What is wrong with a case, machine by machine; the reference runs once."""
+    """Return what is wrong with a case, machine by machine; the reference runs once."""
     names, expected = case.graph.output_names, None
     with np.errstate(all="ignore"):
         try:

@@ -1,4 +1,4 @@
-"""What the sweep of the CPU target runs: graphs with inputs, plain, odd, special and random."""
+"""The cases of the sweep of the CPU target: graphs with plain, odd, special and random inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.samples import SEED, sample_graph
 
 SPECIAL = np.array([*EDGES, 1e-30, 65504.0])
 LARGE = np.array([1e12, -1e12, -3e9, 2.0**31, -(2.0**31), 255.5, -128.5])
-"""What integers cannot hold, or just so: for ops that round to them."""
+"""Numbers at and beyond the limits of integers, for ops that round to them."""
 KINDS = ("nan", "inf", "-inf", "sparse", "dense")
 CHANNELS_LAST = PassOptions({"choose_layout": {"layout": "channels_last"}})
 
@@ -87,7 +87,7 @@ def _special(
 
 
 def _unspecified(graph: Graph) -> bool:
-    """Whether it is left open where a special number shows in the result.
+    """Tell whether it is left open where a special number shows in the result.
 
     A transform and a determinant mix it with all elements, some of them multiplied by 0, and so
     does the reference of RoiAlign, whose kernel reads only what a region covers. Attention says

@@ -44,7 +44,7 @@ def test_the_sweep_runs_each_sample_and_machine() -> None:
 
 
 def test_a_wrong_number_is_found() -> None:
-    """Where what was compiled differs from the graph in one constant."""
+    """The sweep names a graph whose compiled form differs in one constant."""
     x = value("f32[3, 37]")
     right, wrong = (graph_of(Exp()(Add()(x, constant(np.float32(c))))) for c in (1.0, 1.0001))
     feeds = random_feeds(right)

@@ -439,7 +439,7 @@ class TestImportedGraphs:
         assert graph.rebuild(lambda old, inputs: old.op(*inputs)) == graph
 
     def test_specialise_to_static_types_through_all_levels(self) -> None:
-        """What the loop keeps becomes static; what it changes stays open."""
+        """State that the loop keeps becomes static; state that it changes stays open."""
         graph = self.graph()
         x = Input("x", parse_type("f32[3, 2]"))()
 

@@ -1,4 +1,4 @@
-"""What is known of sizes while importing."""
+"""Sizes that are known while importing."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_placeholder_takes_the_rank_of_the_first_turn(
 
 @TARGETS
 def test_a_loop_that_may_not_turn_has_no_such_rank(target: str) -> None:
-    """Where the condition is data, the placeholder may be the result."""
+    """The placeholder may be the result if the condition is data."""
     session = monograph.load(placeholder_loop(3, known=False), target=target)
     with pytest.raises(UnknownRankError):
         _ = session.graph

@@ -1,4 +1,4 @@
-"""What ONNX releases after 1.21 changed, whichever of them is installed."""
+"""Changes of ONNX releases after 1.21, whichever of them is installed."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_center_crop_pad() -> None:
 
 
 def places_of(start: int, end: int, step: int, size: int) -> list[int]:
-    """What the standard says a slice takes: negative bounds count from the end, then all clamp."""
+    """Return the slice of the standard: negative bounds count from the end, then all clamp."""
     start, end = (b + size if b < 0 else b for b in (start, end))
     low, high = (0, size) if step > 0 else (-1, size - 1)
     start = min(max(start, 0), high)

@@ -1,4 +1,4 @@
-"""What Monograph does not implement is reported for the whole model at once."""
+"""One report lists all that a model needs and Monograph does not implement."""
 
 from __future__ import annotations
 

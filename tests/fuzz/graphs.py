@@ -43,7 +43,7 @@ WEIGHTS: dict[Callable[[Maker], None], int] = {
     layer_moves.attention: 1,
     layer_moves.rope: 1,
 }
-"""How often each move is made, against the others."""
+"""The weight of each move against the others."""
 MOVES = [move for move, weight in WEIGHTS.items() for _ in range(weight)]
 
 

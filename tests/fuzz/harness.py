@@ -117,7 +117,7 @@ def check_text(graph: Any) -> None:
 
 
 def _loops(session: Any) -> bool:
-    """Whether the data may ask for many steps one after the other: slow, and no hang."""
+    """Tell whether the data may ask for many steps one after the other: slow, and no hang."""
     names = {v.op.name for v in session.graph.values} if session._bindings.model.imported else set()
     return bool(names & {"loop", "scan", "rnn", "gru", "lstm"})
 
@@ -195,7 +195,7 @@ def work(seed: int, first: int, count: int, step: int) -> None:
 
 @dataclass
 class Report:
-    """What came of the mutants tried so far."""
+    """The results of the mutants tried so far."""
 
     seed: int
     folder: Path | None = None

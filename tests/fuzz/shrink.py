@@ -42,7 +42,7 @@ def show(graph: Graph, feeds: Feeds) -> str:
 
 
 def _measure(graph: Graph) -> tuple[int, int]:
-    """How large a graph is: ops that compute, then values and outputs."""
+    """Return how large a graph is: ops that compute, then values and outputs."""
     ops = sum(not isinstance(v.op, (Input, Constant)) for v in graph.values)
     return ops, len(graph.values) + len(graph.outputs)
 

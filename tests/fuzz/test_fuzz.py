@@ -53,7 +53,7 @@ def test_any_other_error_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_an_error_that_stands_for_a_fault_is_a_finding(error, monkeypatch: pytest.MonkeyPatch):
-    """What was converted only so that a user sees one kind of error is a fault all the same."""
+    """An error that was converted only to show users one kind of error is still a fault."""
 
     def fail(raw: bytes, target: str) -> None:
         raise error

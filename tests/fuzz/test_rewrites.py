@@ -29,7 +29,7 @@ from tests.rules.checks import EDGES
 from tests.samples import SEED
 
 GRAPHS, SECONDS = 200, 6.0
-"""How many graphs a test checks; fewer on a machine that takes longer than that."""
+"""The number of graphs a test checks; fewer on a slow machine."""
 fired: Counter[str] = Counter()
 CHANNELS_LAST = PassOptions({"choose_layout": {"layout": "channels_last"}})
 
@@ -83,7 +83,7 @@ def problem_of(check: Any, graph: Graph, feeds: dict[str, Any]) -> str | None:
 
 
 def report(name: str, seed: int) -> str | None:
-    """What is wrong with the graph of a seed, shrunk and as text; None where nothing is."""
+    """Return what is wrong with the graph of a seed, shrunk and as text; None where nothing is."""
     graph, feeds = random_graph(seed)
     check = CHECKS[name]
     problem = problem_of(check, graph, feeds)
@@ -111,7 +111,7 @@ def test_random_graphs_stay_right(name: str) -> None:
 
 
 def test_a_broken_graph_shrinks() -> None:
-    """What cannot be taken away without losing the failure stays, and nothing else."""
+    """The shrunk graph keeps only what the failure needs."""
     graph, feeds = next(
         (g, f)
         for g, f in map(random_graph, range(1000))

@@ -20,7 +20,7 @@ WIDTH, HEADS, SIZE, VOCABULARY, CONTEXT = 32, 2, 16, 64, 48
 
 
 def refused(folder: Path, kind: type[MonographError], text: str, **options: Any) -> str:
-    """What is said where a decoder cannot be opened: for users, not for us."""
+    """Return what is said where a decoder cannot be opened: for users, not for us."""
     with pytest.raises(kind, match=text) as caught:
         opened(folder, **options)
     assert "internal" not in str(caught.value)
@@ -198,7 +198,7 @@ def _added(w: _Weights, window: int) -> None:
 
 
 def _sliced(w: _Weights, window: int) -> None:
-    """What counts keys, from the past on; and once more up to its end."""
+    """Return what counts keys, from the past on; and once more up to its end."""
     w.node("Range", [w.ints(0), "total", w.ints(1)], "indices")
     w.node("Slice", ["indices", "first", "last", w.ints([0])], "row")
     w.node("Slice", ["indices", "first", w.ints([np.iinfo(np.int64).max]), w.ints([0])], "same")
@@ -214,7 +214,7 @@ def _placed(w: _Weights, window: int) -> None:
 
 
 def _from_behind(w: _Weights, window: int) -> None:
-    """What counts keys, its last rows: nothing says that these depend on the past."""
+    """Return what counts keys, its last rows: nothing says that these depend on the past."""
     w.node("Range", [w.ints(0), "total", w.ints(1)], "indices")
     w.node("Sub", [w.ints(0), "length"], "back")
     w.node("Unsqueeze", ["back", w.ints([0])], "backs")
@@ -231,4 +231,4 @@ MASKS: dict[str, Callable[[_Weights, int], None]] = {
     "placed": _placed,
     "from behind": _from_behind,
 }
-"""How exporters hide keys."""
+"""The ways in which exporters mask keys."""

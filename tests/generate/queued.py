@@ -14,7 +14,7 @@ from monograph.runtime.pending import Pending
 
 
 class Queue:
-    """What was enqueued and waited for, in this order; either may be refused."""
+    """A record of runs enqueued and waited for, in this order; either may be refused."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.log: list[tuple[str, int]] = []

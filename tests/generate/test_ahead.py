@@ -24,7 +24,7 @@ def generator(folder: Path, **options: Any) -> Generator:
 
 @pytest.fixture(scope="module")
 def tokens(built: Path) -> list[int]:
-    """What comes behind the prompt, as long as there is room; without running ahead."""
+    """Return what comes behind the prompt, as long as there is room; without running ahead."""
     found: list[int] = generator(built).generate(PROMPT)
     assert len(found) == MAXIMUM - len(PROMPT)
     return found
@@ -172,7 +172,7 @@ def test_a_step_that_cannot_be_started_ahead(built: Path, tokens: list[int], que
 
 
 class _Clock:
-    """What the engine takes for the time."""
+    """A clock for the engine."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -189,7 +189,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 def test_time_is_from_token_to_token(built: Path, queue: Queue, clock: _Clock) -> None:
-    """What a caller does between two tokens hides a step, and counts: none comes sooner."""
+    """Work of a caller between two tokens hides a step, and counts: none comes sooner."""
     g = generator(built)
     for _ in g.stream(PROMPT, 6):
         clock.now += 1.0

@@ -1,4 +1,4 @@
-"""What is wrong is said in one message, and nothing is lost of what was generated."""
+"""One message names a fault, and no generated token is lost."""
 
 from __future__ import annotations
 

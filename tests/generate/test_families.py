@@ -154,7 +154,7 @@ NAMES = {
 @pytest.mark.parametrize("style", ["genai", "optimum"])
 @pytest.mark.parametrize("names", NAMES)
 def test_caches_of_any_name(names: str, style: str, tmp_path: Path) -> None:
-    """Where names tell nothing, shapes do, and what reads them."""
+    """Shapes and readers give the roles of inputs if names do not."""
     build(tmp_path, "tiny-llama", style=style)
     expected = monograph.Generator(tmp_path, "reference", max_length=24, stop=()).generate(
         PROMPT, 12

@@ -290,7 +290,7 @@ def test_a_seed_gives_the_same_tokens_on_every_target(folder: Path) -> None:
 
 
 def draws(g: Generator, count: int, **overrides: Any) -> np.ndarray[Any, Any]:
-    """How often each token came first, over many seeds."""
+    """Return how often each token came first, over many seeds."""
     found = [g.generate(PROMPT, 1, seed=seed, **overrides)[0] for seed in range(count)]
     return np.bincount(found, minlength=VOCABULARY)
 

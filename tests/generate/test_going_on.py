@@ -23,7 +23,7 @@ def generator(folder: Path, target: str = "reference", **options: Any) -> Genera
 
 
 def more(g: Generator, count: int, row: int = 0) -> list[int]:
-    """What comes next, step by step."""
+    """Return what comes next, step by step."""
     for _ in range(count):
         g.generate_next_token()
     return [int(t) for t in g.get_sequence(row)[-count:]]

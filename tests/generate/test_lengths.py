@@ -1,4 +1,4 @@
-"""What exports make of the length of their past: the step gives the tokens of the export, or none.
+"""Forms in which exports use the length of their past: the step gives their tokens, or none.
 
 A window that is counted from the wrong place hides keys which the export sees: tokens are wrong and
 nothing else tells.

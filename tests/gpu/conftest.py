@@ -11,7 +11,7 @@ MISSING = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None
 collect_ignore_glob = ["*test_*.py"] if MISSING else []
 DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "")
 SHARE = os.environ.get("MONOGRAPH_TEST_SHARE", "")
-"""Which of how many shares of the tests to run, as "2/16": see `tests.gpu.sweep`."""
+"""The share of the tests to run, as "2/16": see `tests.gpu.sweep`."""
 if not MISSING and not DEVICE:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -51,9 +51,9 @@ from tests.samples import sample_graph
 
 CHECKED = ("sm_80", "sm_90", "gfx942", "gfx1100", "gfx1151", "gfx1201")
 TF32 = "tf32"
-"""How the names of graphs begin whose products may be rounded."""
+"""Prefixes of the names of graphs whose products may be rounded."""
 OPENED = ("dot f16 128", "dot f32 128", "conv", "attention 128", "softmax", "sum", "layer norm")
-"""How the names of the larger problems begin that are compiled for open sizes too."""
+"""Prefixes of the names of larger problems that are compiled for open sizes too."""
 OPENED_SAMPLES = ("add", "gather", "max_pool", "average_pool", "resize", "pad", "cum_sum")
 """Ops whose first sample is."""
 SEVERAL = 4

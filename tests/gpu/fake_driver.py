@@ -35,7 +35,7 @@ class Node:
     function: Callable[[Sequence[bytes]], None] | None
     blobs: list[bytes]
     code: int = 0
-    """Which function it runs."""
+    """The function that it runs."""
     bodies: list[FakeGraph] = field(default_factory=list)
     loop: bool = False
 
@@ -55,7 +55,7 @@ class FakeExecutable:
     nodes: list[Node]
     values: dict[int, list[bytes]]
     pages: dict[int, int]
-    """What pages copies were told to begin in: those, not others that lie there later."""
+    """The pages that copies were told to begin in: those, not others that lie there later."""
     disabled: set[int] = field(default_factory=set)
     """Nodes that do nothing."""
 
@@ -69,9 +69,9 @@ class FakeDriver:
         self.ran: list[str] = []
         """The kernels that have run, by name."""
         self.lazy = False
-        """Whether work waits until somebody waits for it."""
+        """True if work waits until somebody waits for it."""
         self.late = False
-        """Whether what the host brings comes too late."""
+        """True if data from the host come too late."""
         self.locked: dict[int, range] = {}
         """Pages of the host, by the number that they were locked under."""
         self.hooks: dict[str, Callable[[], None]] = {}

@@ -55,7 +55,7 @@ class FakeGraphs:
         self.conditionals = conditionals
         self.lock = threading.RLock()
         self.elsewhere = False
-        """Whether another device is the caller's current one."""
+        """True if another device is the caller's current one."""
         self.guarded = self._guards = 0
         self.marked: list[int] = []
         """Streams that memory was said to be used on."""
@@ -109,7 +109,7 @@ class FakeGraphs:
         self.driver.enqueue(lambda: [self.held.pop(a, None) for a in addresses] and None)
 
     def free(self, tensor: torch.Tensor) -> int | None:
-        """What a caching allocator does with memory that its owner frees: others get it at once.
+        """Hand freed memory to others at once, as a caching allocator does.
 
         Memory that was said to be used on a stream waits for that: the stream is returned.
         """
@@ -284,7 +284,7 @@ class FakeGraphs:
             self.driver.drain()
 
     def add_foreign(self, graph: Handle, record: Any, before: Sequence[Any]) -> Any:
-        """What is launched becomes a node with a body that always runs."""
+        """Record launches as a node with a body that always runs."""
         self._before(graph, before, None)
         stream = 7000
         try:

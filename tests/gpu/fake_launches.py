@@ -65,7 +65,7 @@ class FakeDevice(Interpreter):
         self.copies = 0
         """Of what kernels note of their data."""
         self.graphs = graphs
-        """What sessions on this device capture with."""
+        """The graphs that sessions on this device capture with."""
 
     def record(self, launch: Launch, arguments: Sequence[BufferRef], stem: str) -> Any:
         from monograph.runtime.gpu.driver.interpreter_batch import Grid

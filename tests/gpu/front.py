@@ -66,7 +66,7 @@ def graphs(first: int, count: int) -> Iterator[tuple[str, Graph]]:
 def refused(
     named: Iterable[tuple[str, Graph]], arch: Arch, count: int | None
 ) -> tuple[int, dict[str, str]]:
-    """How many kernels were read, and what Triton refused, by the graph's name."""
+    """Return how many kernels were read, and what Triton refused, by the graph's name."""
     seen: set[CompileRequest] = set()
     found: dict[str, str] = {}
     for name, graph in named:

@@ -90,7 +90,7 @@ class FakeDevice(Interpreter):
             self.arch = arch  # type: ignore[misc]
         self.measurements = 0
         self.turns: list[int] = []
-        """How many copies took turns in each measurement."""
+        """The number of copies that took turns in each measurement."""
         self.clock: Callable[[int], float] = lambda number: 10.0
         self.loads: list[KernelBinary] = []
 

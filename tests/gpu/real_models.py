@@ -56,7 +56,7 @@ PRECISIONS = ("f32", "f16")
 
 @dataclass(frozen=True)
 class Cut:
-    """What the rows of a detector are chosen from: tensors [1, candidates, columns]."""
+    """The candidates for the rows of a detector: tensors [1, candidates, columns]."""
 
     rows: str
     """The output: rows of 4 numbers of a box, a score and a class."""
@@ -72,7 +72,7 @@ CUTS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a model did."""
+    """The result of a model."""
 
     problem: str | None
     worst: Difference
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def problem_of(folder: Path, precision: str, target: str) -> str | None:
-    """What is wrong with a model on a target; None where nothing is."""
+    """Return what is wrong with a model on a target; None where nothing is."""
     return outcome_of(folder, precision, target).problem
 
 
@@ -107,7 +107,7 @@ def outcome_of(folder: Path, precision: str, target: str) -> Outcome:
 
 
 def outputs_of(folder: Path, precision: str, target: str) -> dict[str, Any]:
-    """What a target computes from the recorded inputs.
+    """Return what a target computes from the recorded inputs.
 
     Beside the outputs of a detector that was cut there are its `ROWS` as users see them, from the
     kernels of the model without further outputs.
@@ -162,7 +162,7 @@ def with_outputs(source: Path, *names: str) -> onnx.ModelProto:
 def allowed(
     plain: monograph.Session, feeds: Mapping[str, Any], precision: str
 ) -> dict[str, Tolerance]:
-    """What each output may differ by in a precision."""
+    """Return what each output may differ by in a precision."""
     if precision == "f32":
         return plain.tolerances(feeds, reference=True)
     options = PassOptions({"convert_precision": {"to": precision}}, until="convert_precision")
@@ -179,7 +179,7 @@ def wrong_rows(
     tolerances: Mapping[str, Tolerance],
     precision: str,
 ) -> str | None:
-    """What is wrong with rows, or with those that were `given` beside what they are chosen from.
+    """Return the faults of rows, or of those that were `given` beside their candidates.
 
     The latter must be the best of the very numbers that they were chosen from.
     """
@@ -203,7 +203,7 @@ def wrong_choice(
     candidates: Mapping[str, np.ndarray],
     tolerances: Mapping[str, Tolerance],
 ) -> str | None:
-    """Why rows are not the best candidates; None where they are, but for rounding.
+    """Return why rows are not the best candidates; None where they are, but for rounding.
 
     A row is known by its class and its box: the candidate of that class whose box is nearest, both
     its box and its score within the tolerance. Whoever scores clearly more than the last row was
@@ -237,7 +237,7 @@ def wrong_choice(
 
 
 def _bounds(expected: np.ndarray, tolerance: Tolerance, place: str) -> np.ndarray:
-    """What each element may differ by."""
+    """Return what each element may differ by."""
     bound = tolerance.rtol * np.abs(expected) + tolerance.atol
     spread = tolerance.spread
     reached = [] if spread is None else [*spread.reach(OutputPath(place))]

@@ -36,14 +36,14 @@ from tests.gpu.sweep_worker import PARTS
 TESTS = "tests"
 FOLDER = "tests/gpu"
 CASE_SECONDS = 300.0
-"""What one case may take, its kernels' compilation included."""
+"""The seconds that one case may take, its kernels' compilation included."""
 START_SECONDS = 180.0
-"""What a process may take before its first case."""
+"""The seconds that a process may take before its first case."""
 
 
 @dataclass
 class Found:
-    """What came of the cases of all parts."""
+    """The results of the cases of all parts."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -177,7 +177,7 @@ def _run_pytest(found: Found, only: str, marked: str, share: str) -> None:
 
 
 def _add_tests(found: Found, report: Path) -> None:
-    """What came of the tests that pytest reports."""
+    """Return what came of the tests that pytest reports."""
     for case in ElementTree.parse(report).iter("testcase"):
         bad = [e for e in case if e.tag in ("failure", "error")]
         left_out = any(e.tag == "skipped" for e in case)
@@ -188,7 +188,7 @@ def _add_tests(found: Found, report: Path) -> None:
 
 
 def show(found: Found, seconds: float, verbose: bool) -> None:
-    """What is not right, and a table."""
+    """Return what is not right, and a table."""
     for part, name, outcome, why in sorted(found.problems):
         text = why.strip() if verbose else (why.strip().splitlines() or [""])[-1][:200]
         print(f"{outcome.upper()} {part} {name}: {text}")

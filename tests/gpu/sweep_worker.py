@@ -52,7 +52,7 @@ def graphs(cases: Callable[[], Iterator[Case]]) -> Callable[[], Iterator[tuple[s
 
 
 def problem(case: Case) -> str | None:
-    """What is wrong with a graph on the device."""
+    """Return what is wrong with a graph on the device."""
     from monograph.codegen.triton.module.select import GpuTarget
     from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
     from tests.gpu.against import device, restart_turns

@@ -1,4 +1,4 @@
-"""How many kernels a run has: what is said, against what is launched."""
+"""The number of kernels of a run: reported and launched."""
 
 from __future__ import annotations
 

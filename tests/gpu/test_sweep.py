@@ -38,7 +38,7 @@ def test_left_out():
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the tests of a small folder, which is swept in place of this one, say that they ran."""
+    """Return a file in which the tests of a small folder, swept instead, say that they ran."""
     folder, log = tmp_path / "tests", tmp_path / "log"
     folder.mkdir()
     log.touch()

@@ -1,4 +1,4 @@
-"""How each fetched model is run: sizes for its open dimensions, and inputs that cannot be random.
+"""Settings of each fetched model: sizes for open dimensions, and inputs that cannot be random.
 
 Sizes are small, because the reference and Triton's interpreter are slow. Random floats serve where
 nothing is given; ids, lengths, masks, boxes and images of bytes are given.
@@ -105,7 +105,7 @@ def heat() -> Feeds:
 
 
 def anchors() -> Feeds:
-    """What a face detector gives for an image of 32 x 32 at three strides."""
+    """Return what a face detector gives for an image of 32 x 32 at three strides."""
     made: Feeds = {"fh": np.array(32), "fw": np.array(32)}
     for stride, count in ((8, 32), (16, 8), (32, 2)):
         for name, width in (("s", 1), ("b", 4), ("k", 10)):
@@ -361,7 +361,7 @@ ALL_CASES = (*CASES, *MORE_CASES)
 
 
 def left_out(case: Case, few: tuple[Case, ...] = CASES) -> str:
-    """Why the tests do not run a model now; "" where they do."""
+    """Return why the tests do not run a model now; "" where they do."""
     if not fetched(case.file).is_file():
         return f"{case.file} was not fetched: run `make models`"
     if case not in few and not os.environ.get("MONOGRAPH_ALL_MODELS"):
@@ -370,6 +370,6 @@ def left_out(case: Case, few: tuple[Case, ...] = CASES) -> str:
 
 
 def fetched(stem: str) -> Path:
-    """Where a model is once it has been fetched."""
+    """Return where a model is once it has been fetched."""
     (package,) = [p for p in fetch_models.PACKAGES if f"{stem}.onnx" in p.models]
     return package.directory / f"{stem}.onnx"

@@ -85,7 +85,7 @@ def _shown(found: Sequence[Difference], derived: Mapping[str, Tolerance]) -> Row
 
 
 def survey(name: str, target: str, seconds: float) -> Row:
-    """What comes of one model in a process of its own, forked to spare it the imports."""
+    """Return what comes of one model in a process of its own, forked to spare it the imports."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(theirs, name, target))

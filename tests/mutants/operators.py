@@ -129,7 +129,7 @@ def change_arithmetic(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _text(node: ast.BinOp) -> bool:
-    """Whether operands are texts, tuples or lists, which are not subtracted."""
+    """Tell whether operands are texts, tuples or lists, which are not subtracted."""
     plain = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
     sides = (node.left, node.right)
     return any(isinstance(s, plain) or (isinstance(s, ast.Constant) and isinstance(s.value, str))

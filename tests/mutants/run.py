@@ -25,12 +25,12 @@ COPIED = (
 )  # fmt: skip
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 NO_TESTS = 5
-"""What pytest exits with where it has nothing to run."""
+"""The exit code of pytest where it has nothing to run."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant."""
+    """The fate of a mutant."""
 
     mutant: Mutant
     killed: bool
@@ -141,7 +141,7 @@ def run_stage(
 
 
 def _inside(path: str) -> bool:
-    """Whether a folder is the tree that is mutated, or its sources."""
+    """Tell whether a folder is the tree that is mutated, or its sources."""
     return Path(path).resolve() in (ROOT, ROOT / "src")
 
 

@@ -1,4 +1,4 @@
-"""What is mutated, in three groups, and which tests are to notice: the most specific ones first."""
+"""Targets of mutation, in three groups, and the tests that are to notice: most specific first."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ GRAPHS = Group(
     ),
 )
 TRITON: tuple[Stage, ...] = (("tests/gpu/emit", "tests/gpu/indexing"), (GPU,))
-"""What notices code for a GPU, whichever group it is in."""
+"""Tests that notice code for a GPU, whichever group it is in."""
 GROUPS = {g.name: g for g in (RULES, MAPS, GRAPHS)}
 
 
@@ -105,7 +105,7 @@ def files(root: Path, group: Group) -> Iterator[Path]:
 
 
 def needs_torch(stage: Stage) -> bool:
-    """Whether tests need torch and triton; Triton's interpreter runs kernels then."""
+    """Tell whether tests need torch and triton; Triton's interpreter runs kernels then."""
     return all(s.startswith(GPU) for s in stage)
 
 

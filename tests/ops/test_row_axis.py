@@ -47,7 +47,7 @@ def open_types(arrays: list[np.ndarray], axes: dict[int, int]) -> list[TensorTyp
 
 
 def choices(arrays: list[np.ndarray]) -> Iterator[dict[int, int]]:
-    """Which operands grow, along which axis: each alone, and all of them together."""
+    """Return which operands grow, along which axis: each alone, and all of them together."""
     for i, x in enumerate(arrays):
         yield from ({i: a} for a in range(x.ndim))
     ranks = {x.ndim for x in arrays}

@@ -52,7 +52,7 @@ def power(signal: Value) -> Value:
 
 
 def mel(signal: Value) -> Value:
-    """What log-mel features are before the logarithm."""
+    """Return what log-mel features are before the logarithm."""
     weights = np.abs(np.random.default_rng(0).normal(size=(BINS, 8))).astype(np.float32) / BINS
     return Dot()(power(signal), constant(weights))
 

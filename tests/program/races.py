@@ -39,7 +39,7 @@ class Touch:
         return self.start + (last + 1) * self.itemsize
 
     def bytes_from(self, base: int, size: int) -> Array:
-        """Which of some bytes it touches."""
+        """Return which of some bytes it touches."""
         at = np.zeros((), np.int64)
         for extent, stride in zip(self.shape, self.strides, strict=True):
             at = at[..., None] + np.arange(extent, dtype=np.int64) * stride
@@ -50,7 +50,7 @@ class Touch:
         return found
 
     def meets(self, other: Touch) -> bool:
-        """Whether the two share a byte."""
+        """Tell whether the two share a byte."""
         if self.memory != other.memory or self.is_empty or other.is_empty:
             return False
         if self.stop <= other.start or other.stop <= self.start:

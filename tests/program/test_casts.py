@@ -1,4 +1,4 @@
-"""Which inputs are rounded before anything else is done with them."""
+"""Inputs that are rounded before anything else is done with them."""
 
 from __future__ import annotations
 

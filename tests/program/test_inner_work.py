@@ -1,4 +1,4 @@
-"""What kernels do inside: rows they normalise, parts of their result that they hold together."""
+"""Work inside of kernels: rows they normalise, parts of their result that they hold together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps are launched together, and what splits them."""
+"""Steps that are launched together, and what splits them."""
 
 from __future__ import annotations
 

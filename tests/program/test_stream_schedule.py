@@ -70,7 +70,7 @@ def test_any_graph_is_waited_for_and_kept_apart() -> None:
 
 
 def test_fewer_streams_keep_the_order() -> None:
-    """What is over before a step stays so: else memory that was planned for it would not do."""
+    """A step that is over before another stays so: the memory plan depends on it."""
     generator = random.Random(7)
     gained = 0
     for _ in range(50):

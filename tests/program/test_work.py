@@ -1,4 +1,4 @@
-"""How much work a step is, what its branches and loops hold included."""
+"""The work of a step, its branches and loops included."""
 
 from __future__ import annotations
 

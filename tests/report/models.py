@@ -113,7 +113,7 @@ chosen (float[1, 1, 4, 4] x) => (float[1, 1, H, W] y)
     [late] y = Resize <mode = "linear"> (a, , , sizes)
 }
 """
-"""What the data are decides the size of the result."""
+"""A model whose data decide the size of the result."""
 
 WORDS = """
 <ir_version: 9, opset_import: ["" : 20]>

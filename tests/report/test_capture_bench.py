@@ -108,7 +108,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def verdicts(text: str) -> list[tuple[str, str]]:
-    """What was measured of each bar, and what the page says of it."""
+    """Return what was measured of each bar, and what the page says of it."""
     rows = [[c.strip() for c in line.strip("| ").split(" | ")] for line in text.splitlines()]
     return [(r[2], r[3]) for r in rows if len(r) == 4 and r[3] in ("ok", "NO", "-")]
 

@@ -1,4 +1,4 @@
-"""What is said of a model's launches: regions, kernels, and what splits them."""
+"""The report of a model's launches: regions, kernels, and what splits them."""
 
 from __future__ import annotations
 

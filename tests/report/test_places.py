@@ -84,7 +84,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What the three tools say of a model."""
+    """The answers of the three tools about a model."""
 
     outputs: list[str]
     """The outputs that `verify` finds wrong."""

@@ -54,7 +54,7 @@ def test_the_axis_has_round_marks(longest: float, step: float) -> None:
 
 
 def blocks(text: str, colour: str) -> list[tuple[float, float]]:
-    """Where blocks of a colour begin and how wide they are; the legend is not among them."""
+    """Return where blocks of a colour begin and how wide they are; the legend is not among them."""
     root = ElementTree.fromstring(text)
     rects = [r for r in root.iter(f"{SPACE}rect") if r.get("fill") == colour]
     return [(float(r.get("x", 0)), float(r.get("width", 0))) for r in rects if len(r)]

@@ -1,4 +1,4 @@
-"""How a rule is checked: before and after as whole graphs, and numbers against the reference."""
+"""Checks of a rule: before and after as whole graphs, and numbers against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near a constant has to be to the number that a pattern asks for."""
+"""The tolerance between a constant and the number that a pattern asks for."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def x(value: float = 1.0) -> np.ndarray:
 
 
 def checks(run: Callable[[], list[Any]]) -> tuple[list[Any], int]:
-    """What a run gives, and how often feeds were checked for it."""
+    """Return what a run gives, and how often feeds were checked for it."""
     with mock.patch.object(calls, "check_feeds", wraps=calls.check_feeds) as check:
         return run(), check.call_count
 

@@ -17,7 +17,7 @@ from monograph.runtime.pending import Pending, Worker
 
 
 def interrupted_once() -> Callable[[], list[Any]]:
-    """What is interrupted the first time, and gives 3 the second time."""
+    """Return what is interrupted the first time, and gives 3 the second time."""
     turns = itertools.count()
 
     def finish() -> list[Any]:

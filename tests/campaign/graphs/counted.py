@@ -13,7 +13,7 @@ from tests.campaign.graphs.grower import DroppedError, Grower, Held
 from tests.campaign.graphs.moves import MOVES, ints
 
 SHARES = (0.0, 0.0, 0.3, 0.5, 0.8, 1.0)
-"""How many elements are found in a run; besides, exactly one."""
+"""The number of elements found in a run; besides, exactly one."""
 
 
 def marks(d: Draw, shape: tuple[int, ...]) -> np.ndarray:

@@ -201,7 +201,7 @@ class Grower:
                 return
 
     def case(self, kind: str, seed: int, number: int) -> Case:
-        """What has grown: values that nothing reads are outputs, and a few others."""
+        """Return what has grown: values that nothing reads are outputs, and a few others."""
         read = {n for node in self.nodes for n in node.input}
         for node in self.nodes:
             for a in node.attribute:

@@ -302,5 +302,5 @@ WEIGHTS = {
     norm: 1, dense: 2, gram: 1, attend: 1, conv: 2, pool: 2, resize: 1, from_size: 1, one_hot: 1,
     triangle: 1,
 }  # fmt: skip
-"""How often each move is made, against the others."""
+"""The weight of each move against the others."""
 MOVES = [move for move, weight in WEIGHTS.items() for _ in range(weight)]

@@ -32,7 +32,7 @@ CASTS = (
 NARROW = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "int4", "uint4")
 INSIDE = {"Asin": (-1, 1), "Acos": (-1, 1), "Atanh": (-0.9, 0.9), "Acosh": (1, 5), "Log": (0.1, 9),
           "Sqrt": (0, 9)}  # fmt: skip
-"""Where a function has numbers for results."""
+"""The range in which a function has numbers for results."""
 
 
 def unary(d: Draw) -> Node:
@@ -186,4 +186,4 @@ def windows(d: Draw) -> Node:
 
 MAKERS = {unary: 10, shaped: 4, binary: 8, variadic: 2, clip: 2, where: 2, cast: 5, bit_cast: 1,
           dropout: 1, losses: 1, windows: 1}  # fmt: skip
-"""How often each is made, against the others."""
+"""The weight of each against the others."""

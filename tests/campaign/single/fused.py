@@ -196,4 +196,4 @@ def heads(d: Draw) -> Node:
 
 MAKERS = {attention: 4, rotary: 2, gelus: 2, products: 3, norms: 2, few_bits: 2, quantised: 3,
           heads: 2}  # fmt: skip
-"""How often each is made, against the others."""
+"""The weight of each against the others."""

@@ -347,4 +347,4 @@ def tensor_scatter(d: Draw) -> Node:
 MAKERS = {reshape: 3, ranks: 2, transpose: 2, expand: 2, concat: 3, split: 2, slices: 5, pad: 4,
           blocks: 2, made: 4, gathers: 5, scatters: 5, sorts: 5, found: 4, reverse_sequence: 1,
           crop: 1, tensor_scatter: 1}  # fmt: skip
-"""How often each is made, against the others."""
+"""The weight of each against the others."""

@@ -263,4 +263,4 @@ def fourier(d: Draw) -> Node:
 
 MAKERS = {reduce: 8, softmax: 3, matmul: 4, gemm: 3, einsum: 2, integer_products: 3, det: 1,
           normalise: 6, quantise: 4, recurrent: 4, fourier: 2}  # fmt: skip
-"""How often each is made, against the others."""
+"""The weight of each against the others."""

@@ -279,4 +279,4 @@ def suppression(d: Draw) -> Node:
 
 MAKERS = {conv: 8, conv_integer: 3, conv_transpose: 4, pool: 6, global_pool: 2, unpool: 1,
           resize: 6, regions: 2, samples: 4, suppression: 2}  # fmt: skip
-"""How often each is made, against the others."""
+"""The weight of each against the others."""

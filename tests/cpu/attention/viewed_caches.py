@@ -28,7 +28,7 @@ MADE: dict[str, tuple[tuple[int, ...], Callable[[Value], Value]]] = {
     ),
     "computed": (SHAPE, lambda x: Mul()(x, constant(np.float32(2)))),
 }
-"""What each cache is made of, and how."""
+"""The operands of each cache, and the function that makes it."""
 
 
 def viewed(name: str) -> Graph:

@@ -84,7 +84,7 @@ def test_a_loop_without_turns_gives_its_state() -> None:
 
 
 def test_one_body_with_one_state_and_with_two() -> None:
-    """What a loop over both may write over, a loop over the first alone captures: it stays."""
+    """A loop over the first state alone captures what a loop over both may write over: it stays."""
     i, go, (a, b) = parts(2, 5)
     body = Graph((i, go, a, b), (("go", go), ("s0", ew.Neg()(a)), ("s1", ew.Neg()(b))), "body")
     first, second = ("s0", "state0"), ("s1", "state1")

@@ -1,4 +1,4 @@
-"""How direct convolutions are cut and what they read: lines along any axis, edges of inputs."""
+"""Partition and reads of direct convolutions: lines along any axis, edges of inputs."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ PRODUCERS: dict[str, Producer] = {
 
 
 def rows_of(n: Net, producer: str) -> Rows:
-    """What a producer finds, in all shapes; odd numbers, so that padding shows."""
+    """Return what a producer finds, in all shapes; odd numbers, so that padding shows."""
     v = n("Cast", PRODUCERS[producer](n), to=F32)
     v = n("Add", n("Mul", v, n.const(0.5, np.float32)), n.const(3.25, np.float32))
     m = n("Mul", n("Unsqueeze", v, n.const([1])), n.const([[1.0, -1.5, 0.25]], np.float32))

@@ -1,4 +1,4 @@
-"""What the tests of programs in stages share: compiling, running, comparing."""
+"""Helpers of the tests of programs in stages: compile, run, compare."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_only_the_sequence_in_a_turn_is_the_hosts() -> None:
 
 
 def test_only_what_is_text_in_a_turn_is_the_hosts() -> None:
-    """What is foretold of a loop is what its turns do."""
+    """The iterations of a loop do what the plan of the loop says."""
     i, go, s = value("i64[]", "i"), value("bool[]", "go"), value("f32[2]", "s")
     words = Cast(string)(s)
     step = body((i, go, s), go, Add()(Cast(f32)(words), s))

@@ -84,7 +84,7 @@ def _write_float_mode(b: Builder, features: Features, where: Reg) -> None:
 
 
 def run_all(cases: Sequence[Case], features: Features, flush: bool = False) -> list[Array]:
-    """What the kernels give, all compiled in one module; with denormals off if asked."""
+    """Return what the kernels give, all compiled in one module; with denormals off if asked."""
     names = [f"f{i}" for i in range(len(cases))]
     parts = [c.text(n, features, flush) for c, n in zip(cases, names, strict=True)]
     declared = set().union(*(d for d, _ in parts))

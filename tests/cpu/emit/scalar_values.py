@@ -73,7 +73,7 @@ def spread_out(low: float, high: float, count: int = 100_000) -> Array:
 
 
 def errors(given: Array, exact: Array) -> Array:
-    """How far results are off, in units of the last place; infinite where a kind is wrong."""
+    """Return the error of results in units of the last place; infinite where a kind is wrong."""
     dtype = given.dtype
     info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     wide = given.astype(np.float64)

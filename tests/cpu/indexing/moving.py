@@ -1,4 +1,4 @@
-"""What the tests of data movement share: running a graph compiled and by its reference."""
+"""Helpers of the tests of data movement: run a graph compiled and by its reference."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def run_all(graph: Graph, x: Array) -> list[tuple[Features, Array]]:
 
 
 def check_rounding(shape: tuple[int, ...], w: Value, block: int, x: Array | None = None) -> None:
-    """Where the machine has such instructions, exactly what the rounded operand gives."""
+    """Compare with the product of the rounded operand: exactly where the CPU rounds so."""
     given = Input("x", tensor(f32, *shape))()
     graph = Graph((given,), (("y", Dot(None, 8)(given, w)),))
     x = rng.normal(size=shape).astype(np.float32) if x is None else x

@@ -1,4 +1,4 @@
-"""What the threads share of a product: the way that keeps all of them busy."""
+"""The partition of a product among threads keeps all of them busy."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_determinants() -> None:
     ],
 )
 def test_repeated_pixels_are_read_in_place(op: Resize, whole: bool) -> None:
-    """Where every pixel is repeated as often, what is added to a convolution needs no memory."""
+    """A convolution adds evenly repeated pixels without memory of their own."""
     x = value("f32[2, 4, 5, 18]")
     large = value(f"f32{[2, *op(x).tensor.static[1:-1], 6]}", "y")
     weights = constant(np.random.default_rng(0).normal(size=(18, 6, 1, 1)).astype(np.float32))

@@ -153,7 +153,7 @@ def test_checked_and_unchecked_code_differ_only_when_asked() -> None:
 
 
 def test_vectors_do_not_read_beyond_the_arrays_of_callers() -> None:
-    """What recurrent cells are given may be a caller's: the last vector of a row is not full."""
+    """The operands of a recurrent cell may be a caller's: the last vector of a row is not full."""
     given, r, h = value("f32[6, 5]"), value("f32[5, 5]", "r"), value("f32[2, 5]", "h")
     cell = Recurrence(Rnn(), 3, 2)
     every, last = unpack(cell(given, r, h))

@@ -97,7 +97,7 @@ class Job:
         self.answers = [self._run(i) for i in range(len(self.given))]
 
     def again(self, which: int) -> str | None:
-        """What is wrong with another run."""
+        """Return what is wrong with another run."""
         made, answer = self._run(which), self.answers[which]
         if made is None or answer is None:
             return None if made is answer else f"input {which}: refused once and not again"

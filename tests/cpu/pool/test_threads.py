@@ -1,4 +1,4 @@
-"""How many threads a process may use, and the options of the CPU target."""
+"""The number of threads of a process, and the options of the CPU target."""
 
 from __future__ import annotations
 

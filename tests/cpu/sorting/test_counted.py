@@ -170,7 +170,7 @@ def test_an_index_that_is_counted_is_checked_against_the_count() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "i64", "bool"])
 def test_all_rows_that_are_counted_become_one(dtype: str) -> None:
-    """What lies behind them changes nothing, also where none is counted."""
+    """Elements behind the counted ones change nothing, also where none is counted."""
     x, table = value("f32[9]"), value(f"{dtype}[9, 4]", "t")
     rows = Gather(0)(table, Reshape((-1,))(NonZero()(x)))
     made = [ReduceMax((0,))(rows), ReduceMin((0, 1), True)(rows)]

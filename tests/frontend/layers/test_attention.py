@@ -58,7 +58,7 @@ def test_attention_with_a_past(causal: int) -> None:
 
 @pytest.mark.parametrize("past", [0, 4])
 def test_causal_attention_with_symbols(past: int) -> None:
-    """Whether queries and keys are as many is not known then; the answer is the same."""
+    """The lengths of queries and keys are open; the answer is the same."""
     new = data(1, 2, 3, 8), data(1, 2, 3, 8, seed=1), data(1, 2, 3, 8, seed=2)
     before = (data(1, 2, past, 8), data(1, 2, past, 8, seed=1)) if past else (None, None)
     options = {"is_causal": 1, "opset": 24}

@@ -25,7 +25,7 @@ def run(op: str, *inputs: np.ndarray, opset: int = 3, **options) -> list[np.ndar
 
 
 def agrees(op: str, *inputs: np.ndarray, opset: int = 3, **options) -> list[np.ndarray]:
-    """What ONNX Runtime gives too: labels exactly, scores to a few roundings of f32."""
+    """Return what ONNX Runtime gives too: labels exactly, scores to a few roundings of f32."""
     ours = run(op, *inputs, opset=opset, **options)
     theirs = runtime_node(op, *inputs, opset=opset, domain=ML, **options)
     for a, b in zip(ours, theirs, strict=True):

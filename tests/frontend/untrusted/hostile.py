@@ -1,4 +1,4 @@
-"""What the tests of untrusted files share: small models to spoil."""
+"""Small models that tests of untrusted files corrupt."""
 
 from __future__ import annotations
 

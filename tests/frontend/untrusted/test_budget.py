@@ -1,4 +1,4 @@
-"""What a small file may cost all together: its weights, its strings, its functions, its folding."""
+"""Limits for a small file in total: its weights, its strings, its functions, its folding."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_functions_in_proportion_are_fine():
 
 def test_folding_has_a_budget():
     def sums(count: int) -> int:
-        """How many of these sums are folded."""
+        """Return how many of these sums are folded."""
         made = [fold(Add()(constant(float(i)), constant(0.5))) for i in range(count)]
         return sum(isinstance(v.op, Constant) for v in made)
 

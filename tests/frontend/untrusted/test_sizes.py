@@ -123,7 +123,7 @@ def test_impossible_sizes_are_refused(name, little_memory):
 
 @pytest.mark.parametrize("name", growing(LARGE))
 def test_loading_does_not_compute_large_constants(name, little_memory):
-    """What is large but possible is left for the run; with little memory that is an error."""
+    """A large but possible size is left for the run; with little memory that is an error."""
     with at_most(CALLS):
         session = load(*growing(LARGE)[name])
     with refused("node: ", error=ExecutionError):

@@ -16,7 +16,7 @@ from monograph.ir.dtype import ALL
 from tests.frontend.untrusted.hostile import info, model, refused
 
 NUMBERS = [t for t in ALL if not t.is_string and t.bits != 6]
-"""What tensors may hold; how 6 bits would be packed, ONNX does not say."""
+"""Element types of tensors; ONNX does not say how 6 bits would be packed."""
 
 
 def tensor(kind: int = TensorProto.FLOAT, dims=(2,), **fields) -> TensorProto:

@@ -76,7 +76,7 @@ def test_a_fully_masked_row_is_zero_or_nan(kind: str, nan: bool) -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize(("causal", "groups"), [(True, 2), (False, 2), (False, 1)])
 def test_by_a_library(kind: str, causal: bool, groups: int) -> None:
-    """What follows is a kernel of its own; operands and result may be views."""
+    """The op behind it is a kernel of its own; operands and result may be views."""
     heads = (("q", 2), ("k", groups), ("v", groups))
     given = [tensor(n, (2, 12, h, 16), kind) for n, h in heads]
     q, k, v = (Transpose((0, 2, 1, 3))(x) for x in given)
@@ -94,7 +94,7 @@ def test_a_library_does_not_see_what_it_cannot_do(sample: Sample) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_halves_are_nearer_to_the_exact_answer_than_the_data_of_onnx(causal: bool) -> None:
-    """Why `tests/conformance/left_out.py` leaves cases out."""
+    """The reason why `tests/conformance/left_out.py` leaves cases out."""
     session = monograph.load(halves.model(causal), target=target(), cache_dir="", tune="off")
     for seed in halves.SEEDS:
         given = halves.inputs(seed)

@@ -37,7 +37,7 @@ FORMATS = ("f32", "f16", "int4", "int4-zp", "int4-f16-zp", "int8", "int8-nbits-z
 
 
 def small(family: str, layers: int = 1) -> Shape:
-    """What the interpreter gets through in seconds."""
+    """Return what the interpreter gets through in seconds."""
     groups = 2 if family == "tiny-gpt2" else 1
     return replace(
         shape_of(family), layers=layers, width=32, heads=2, groups=groups, head_size=16, hidden=64,
@@ -130,7 +130,7 @@ def kernels(folder: Path, batch: int) -> int:
     ],
 )
 def test_kernels_of_a_layer(family: str, form: str, batch: int, tmp_path: Path) -> None:
-    """What one layer more adds to a step, whatever its weights are and however many rows."""
+    """One layer more adds the same kernels to a step, whatever its weights and number of rows."""
     one, two = (kernels(build(tmp_path / str(n), small(family, n), form), batch) for n in (1, 2))
     assert two - one == FAMILIES[family]
     assert one - FAMILIES[family] <= 9, "beside its layers a step has become more"

@@ -13,7 +13,7 @@ from monograph.program.memory.buffer_assignment import CONSTANT
 from tests.program.races import Task, Touch
 
 NOTE_BYTES = 16
-"""What a fault's note takes."""
+"""The bytes of a device fault report."""
 
 
 def tasks_of(module: GpuModule) -> list[Task]:

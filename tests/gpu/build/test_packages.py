@@ -161,7 +161,7 @@ def test_kernels_are_found_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_device_finds_kernels_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `monograph compile` has compiled for its architecture."""
+    """A device loads the kernels that `monograph compile` made for its architecture."""
 
     class Strict(FakeDevice):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How many streams a graph has: what measures fastest, kept and found again."""
+"""The number of streams of a graph: the fastest in a measurement, stored and found again."""
 
 from __future__ import annotations
 

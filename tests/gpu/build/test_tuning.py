@@ -330,7 +330,7 @@ def test_candidates_have_names_of_their_own(device: FakeDevice, tmp_path: Path) 
 
 
 def test_counts_are_plausible_in_a_measurement() -> None:
-    """Where integers say how much counts, half of it does; as random bytes all would."""
+    """Counts in integers make half of the elements count; random bytes would make all count."""
     cache, row = value("f32[1, 2, 64, 8]", "cache"), value("f32[1, 2, 1, 8]", "row")
     start = Add()(value("i64[1]", "start"), constant(np.int64(1)))
     graph = graph_of(CacheUpdate(2)(cache, row, start))

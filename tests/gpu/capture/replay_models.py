@@ -89,7 +89,7 @@ def chain(driver: FakeDriver) -> GpuProgram:
 
 
 def expected(x: Any) -> list[np.ndarray]:
-    """What `chain` computes."""
+    """Return what `chain` computes."""
     x = np.asarray(x)
     return [(x + 1) * 2, (x + 1) + 1]
 
@@ -103,7 +103,7 @@ def counter(driver: FakeDriver) -> GpuProgram:
 
 
 def below(words: list[int]) -> None:
-    """Whether the first number is below a hundred."""
+    """Tell whether the first number is below a hundred."""
     ctypes.c_bool.from_address(words[1]).value = bool(numbers(words[0], SIZE)[0] < 100)
 
 
@@ -145,7 +145,7 @@ def branch(driver: FakeDriver) -> GpuProgram:
 
 
 class Default:
-    """Whether graphs are built node by node, where a test does not say."""
+    """True if graphs are built node by node, where a test does not say."""
 
     builds = False
 

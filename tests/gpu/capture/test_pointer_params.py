@@ -42,7 +42,7 @@ def test_other_addresses_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("conditionals", [False, True])
 def test_a_launch_of_a_library_is_not_our_own(conditionals: bool) -> None:
-    """Whether or not graphs can decide: who has no function is recorded, not built."""
+    """A launch without a function is recorded, not built, with and without conditional nodes."""
     graphs = SimpleNamespace(conditionals=conditionals, function=lambda record: None)
     assert not is_own(graphs, object())  # type: ignore[arg-type]
     graphs.function = lambda record: 1

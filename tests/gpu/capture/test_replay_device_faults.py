@@ -1,4 +1,4 @@
-"""What kernels note of their data, what that costs, and the order of streams; on a fake driver."""
+"""Device fault reports, their cost, and the order of streams; on a fake driver."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_stream_that_is_captured_now_is_not_waited_for() -> None:
 
 
 def test_the_stream_of_a_capture_is_not_that_of_the_last_run() -> None:
-    """What it was given has not run: the next run waits for the one before the capture."""
+    """The run under capture has not happened: the next run waits for the one before the capture."""
     driver = FakeDriver()
     eager, graphs = chain(driver), FakeGraphs(driver)
     eager.run({"x": some()})

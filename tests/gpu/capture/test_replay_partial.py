@@ -185,7 +185,7 @@ def test_inspect_has_told(make: Callable[[], Graph]) -> None:
 
 
 def test_a_failure_in_one_part_is_not_that_of_the_others() -> None:
-    """What could not be recorded is launched step by step, that time."""
+    """A part that could not be recorded is launched step by step, that time."""
     replay, driver = split(loop)
     driver.fail("instantiate")
     for turn in range(3):

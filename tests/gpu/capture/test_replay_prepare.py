@@ -1,4 +1,4 @@
-"""What is launched before a recording, on scratch memory: nothing is any different afterwards."""
+"""Launches before a recording, on scratch memory: they change nothing."""
 
 from __future__ import annotations
 

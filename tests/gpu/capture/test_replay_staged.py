@@ -77,12 +77,12 @@ def stateful(driver: FakeDriver) -> GpuProgram:
 
 
 def chosen(x: torch.Tensor) -> torch.Tensor:
-    """What `branch` computes."""
+    """Return what `branch` computes."""
     return x * 2 if x[0] < 100 else x + 1
 
 
 def calls_of(driver: FakeDriver, run: Callable[[], Any]) -> Counter[str]:
-    """What the driver was asked to do meanwhile."""
+    """Return what the driver was asked to do meanwhile."""
     before = driver.calls.copy()
     run()
     return driver.calls - before

@@ -328,7 +328,7 @@ def test_state_with_a_place_is_quick_too(load: Load, monkeypatch: pytest.MonkeyP
 
 
 def test_state_among_the_inputs_is_not_quick(load: Load) -> None:
-    """What is written over must not be read as something else."""
+    """State that a run writes over is not read as another input."""
     session, _ = load(total(), donate={"present": "past"})
     state, _ = session.run({"past": torch.zeros(1, 8), "x": torch.ones(1, 8)})
     with pytest.raises(FeedError, match="lies in the memory of the input"):

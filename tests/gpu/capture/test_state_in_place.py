@@ -1,4 +1,4 @@
-"""What holds for `out=` and donated state on other targets, on the GPU too."""
+"""`out=` and donated state on the GPU behave as on other targets."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_loops_that_collect(number: int) -> None:
     ("op", "number"), [(op, n) for op in (If, Loop, Scan) for n in range(len(op.samples))]
 )
 def test_samples_whose_sizes_data_decide(op: type[Op], number: int) -> None:
-    """What waits for data is compiled when they are there."""
+    """A program that waits for data is compiled when they are there."""
     outer, given = sample_graph(op, op.samples[number])
     side = GpuBackend(Config(target="gpu:interpreter"), device(), lambda g: g, silent)
     found = compile_stages(outer, side).run(given)

@@ -1,4 +1,4 @@
-"""What the host does between kernels: loops that data give sizes inside, constants of strings."""
+"""Work of the host between kernels: loops that data give sizes inside, constants of strings."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ LIBRARY = ("library conv",)
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("layout", [CHANNELS_LAST, CHANNELS_FIRST])
 def test_by_a_library(kind: str, groups: int, layout: str) -> None:
-    """What follows the convolution is a kernel of its own; the image may be a view."""
+    """The op behind the convolution is a kernel of its own; the image may be a view."""
     last = layout == CHANNELS_LAST
     whole = tensor("x", (2, 9, 9, 6) if last else (2, 6, 9, 9), kind)
     x = Slice((0, 1, 1, 0), (2, 9, 8, 6), (1,) * 4)(whole) if last else whole

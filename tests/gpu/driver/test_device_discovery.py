@@ -1,4 +1,4 @@
-"""What is said where no device can be opened: never another target in its place."""
+"""Errors where no device can be opened: never another target in its place."""
 
 from __future__ import annotations
 

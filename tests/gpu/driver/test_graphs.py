@@ -1,4 +1,4 @@
-"""What the driver has made: freed once, by its owner, and by nobody when the process ends."""
+"""Objects of the driver: freed once, by their owner, and by nobody when the process ends."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_loop_whose_length_differs_among_programs() -> None:
 
 
 def counted(name: str, grid: tuple[int, ...]) -> list[int]:
-    """How many programs each execution of a kernel has."""
+    """Return how many programs each execution of a kernel has."""
     from monograph.runtime.gpu.driver import interpreter_batch
 
     sizes = []

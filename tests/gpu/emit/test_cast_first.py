@@ -57,7 +57,7 @@ def model(name: str, kind: DType) -> Graph:
 
 
 def rounded(x: np.ndarray, kind: DType) -> np.ndarray:
-    """What the device makes of numbers: Triton's interpreter only cuts bits off for bf16."""
+    """Return what the device makes of numbers: Triton's interpreter only cuts bits off for bf16."""
     graph = graph_of(Cast(f32)(Cast(kind)(value(f"f32{list(x.shape)}"))))
     executable = GpuExecutable(compile_for_gpu(graph, device().arch), device())
     (found,) = executable.run({"x": x})

@@ -1,4 +1,4 @@
-"""What can go wrong around captures, and what has to hold then.
+"""Faults around captures, and what has to hold then.
 
 What a test runs it compares with eager runs, bit for bit: that is in each test, by `rig.Case.check`
 or by a session that does not capture. `rig.fault` around a test adds the rest: that it ends, that

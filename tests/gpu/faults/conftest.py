@@ -27,7 +27,7 @@ def rig(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _left_alone() -> Iterator[None]:
-    """What lives already is none of the tests': collections need not go through it each time."""
+    """Freeze the objects that live before the tests: collections need not visit them each time."""
     gc.collect()
     gc.freeze()
     yield

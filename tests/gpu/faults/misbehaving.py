@@ -49,24 +49,24 @@ class Misbehaving:
         vars(self).pop("add_kernel", None)  # it holds on to the record, and that to memory
 
     def hooking(self) -> list[bool]:
-        """Where a hook says that what it is for has happened."""
+        """Return a list in which a hook reports that it ran."""
         happened: list[bool] = []
         self._hooked.append(happened)
         return happened
 
     @property
     def missed(self) -> int:
-        """How many hooks there were that no launch in a capture has come by."""
+        """Return how many hooks there were that no launch in a capture has come by."""
         return sum(not happened for happened in self._hooked)
 
     @property
     def waiting(self) -> bool:
-        """Whether a failure that was asked for has not happened yet."""
+        """Tell whether a failure that was asked for has not happened yet."""
         return bool(self._faults)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """That of the others: what is quick with torch's graphs is quick here."""
+        """Return that of the others: what is quick with torch's graphs is quick here."""
         return type(self.inner)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What fault tests work with: a driver, small models on it, and a check of what is left behind.
+"""Tools of fault tests: a driver, small models on it, and a check of what is left behind.
 
 With MONOGRAPH_TEST_DEVICE=cuda the driver is CUDA and the models are compiled; else it is the fake
 one, whose kernels are functions in Python on memory of the host. Tests are written once for both.
@@ -37,7 +37,7 @@ from tests.gpu.faults.models import device_models, fake_models
 
 ON_DEVICE = os.environ.get("MONOGRAPH_TEST_DEVICE", "") == "cuda"
 ALONE = not os.environ.get("MONOGRAPH_TEST_SHARE", "")
-"""Whether no other process of the tests uses the device."""
+"""True if no other process of the tests uses the device."""
 PLACE = torch.device("cuda", 0) if ON_DEVICE else torch.device("cpu")
 HANGS = 100
 """Seconds after which a test is taken to hang: all stacks are printed, and the process ends."""
@@ -100,7 +100,7 @@ class Rig:
             return monograph.load(model, target=name, **options)
 
     def held(self) -> dict[str, int]:
-        """What lives now: handles of a driver, random states, memory of the device, its pools."""
+        """Count what lives: handles of a driver, random states, memory of the device, its pools."""
         gc.collect()
         free_finished(self.graphs)  # what waits to be let go is no leak
         found = {"handles": sum(type(x) is Handle and not x.closed for x in gc.get_objects())}
@@ -170,7 +170,7 @@ class Case:
         return self.rig.feeds(self.kind, seed)
 
     def right(self, feeds: Tensors) -> list[torch.Tensor]:
-        """What comes out eagerly, for copies of some feeds."""
+        """Return what comes out eagerly, for copies of some feeds."""
         found = self.eager.run({n: t.clone() for n, t in feeds.items()})
         return [t.clone() for t in found]
 
@@ -285,7 +285,7 @@ _WARM: set[bool] = set()
 
 @contextmanager
 def recorded(rig: Rig) -> Iterator[list[Callable[[], Any]]]:
-    """What is done inside becomes a graph of the caller's; afterwards it can be run."""
+    """Capture work as a graph of the caller's; afterwards it can be run."""
     run: list[Callable[[], Any]] = []
     if ON_DEVICE:
         graph = torch.cuda.CUDAGraph()

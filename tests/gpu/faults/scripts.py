@@ -1,4 +1,4 @@
-"""What processes of their own do in fault tests: `python -m tests.gpu.faults.scripts NAME ...`."""
+"""Processes of fault tests: `python -m tests.gpu.faults.scripts NAME ...`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fork() -> int:
 
 
 def _captures(rig: Rig, feeds: dict[str, torch.Tensor], right: list[torch.Tensor]) -> None:
-    """What a parent loads after a fork is captured like anything else."""
+    """Capture a model that the parent loads after a fork."""
     for kind in ("model", "library"):
         later = rig.case(kind, mode="require")
         for seed in range(2):
@@ -62,7 +62,7 @@ def _captures(rig: Rig, feeds: dict[str, torch.Tensor], right: list[torch.Tensor
 
 
 def _forked(rig: Rig, case: Case, session: monograph.Session, x: torch.Tensor) -> int:
-    """What a child does: how many of its runs were not refused as they should be."""
+    """Return what a child does: how many of its runs were not refused as they should be."""
     feeds = {"x": x}  # of another shape; it can make no tensor on a device
     arrays = {"x": np.zeros((2, 33), np.float32)}
     left = 0

@@ -72,7 +72,7 @@ class Theirs:
 
 
 def recorded(theirs: Theirs, run: Callable[[], list[Any]]) -> tuple[list[Any], str]:
-    """What a run gives while they record; or what is said, where it is refused."""
+    """Return what a run gives while they record; or what is said, where it is refused."""
     found: list[Any] = []
     told = ""
     with theirs.recording():
@@ -152,7 +152,7 @@ REFUSED = ("arrays", "arrays, as tensors before", "steps of the host")
 @pytest.mark.parametrize("what", RUNS)
 @fault
 def test_a_session(rig: Rig, what: str) -> None:
-    """What of it needs the host, or more than launches, is refused before anything is done."""
+    """A session refuses work for the host, or more than launches, before anything is done."""
     model, earlier, given = RUNS[what]
     device = rig.device()
     session = rig.load(model(), device)

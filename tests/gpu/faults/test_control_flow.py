@@ -180,7 +180,7 @@ def test_ports_inside_a_body_are_staged(rig: Rig) -> None:
 def test_without_conditional_nodes_the_host_decides(
     rig: Rig, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is before and after is a graph each; the branch or the loop is the host's."""
+    """The work before and after is a graph each; the branch or the loop is the host's."""
     monkeypatch.setattr(rig.graphs.inner, "conditionals", False)
     case = rig.case(kind)
     for seed in range(3):

@@ -39,7 +39,7 @@ def test_arrays_of_the_host(rig: Rig, host: str, kind: str) -> None:
 
 @fault
 def test_a_librarys_launches_are_rebound_or_staged(rig: Rig) -> None:
-    """Where the addresses are is found out; if that cannot be told, it is said why."""
+    """The session finds the addresses in a launch; if it cannot, it says why."""
     case = rig.case("library")
     held = [case.check(seed) for seed in range(10)]
     assert case.stats["captures"] == 1

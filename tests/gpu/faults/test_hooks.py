@@ -1,4 +1,4 @@
-"""What tests have happen during captures does happen then, and it is told where it does not."""
+"""Hooks of tests run during captures, and a hook that did not run is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOREIGN = ("library", "decided")
 
 
 def records(rig: Rig) -> bool:
-    """Whether any stream records."""
+    """Tell whether any stream records."""
     if not ON_DEVICE:
         return bool(rig.driver._recording)
     inner = rig.graphs.inner

@@ -43,7 +43,7 @@ def test_a_new_address_on_every_call(rig: Rig, kind: str) -> None:
 
 @fault
 def test_freed_temporaries_are_poisoned(rig: Rig) -> None:
-    """What a capture has allocated and freed is nobody else's: not to write to, nor to lose."""
+    """Memory that a capture has allocated and freed is nobody else's to write to, or to lose."""
     case = rig.case("temporaries")
     case.check()
     poison: list[torch.Tensor] = []
@@ -244,7 +244,7 @@ def interrupted_run(replay: Replay, arrays: dict[str, Any]) -> None:
 
 
 def _memory_of(replay: Replay) -> list[Any]:
-    """What a launch uses: the fake driver's queue holds none of it, as an allocator would."""
+    """Return the memory of a launch, which the fake driver's queue does not keep alive."""
     return [replay.executable, *(t for r in replay._launches.made.values() for t in r.memory)]
 
 
@@ -272,7 +272,7 @@ def test_many_come_and_go(rig: Rig, closes: bool) -> None:
 @alone
 @fault
 def test_driver_memory_does_not_grow(rig: Rig) -> None:
-    """What the driver itself holds for graphs, which torch does not see."""
+    """The memory that the driver itself holds for graphs, which torch does not see."""
     executables = [rig.running(kind) for kind in ("model", "library", "loop")]
     feeds = [rig.feeds(kind) for kind in ("model", "library", "loop")]
     free = []

@@ -40,7 +40,7 @@ def started(name: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What a process has printed; it must have ended well, and in time."""
+    """Return what a process has printed; it must have ended well, and in time."""
     try:
         text, _ = process.communicate(timeout=PATIENCE)
     finally:
@@ -89,7 +89,7 @@ def test_copies_are_refused(rig: Rig, way: Any) -> None:
 
 
 def memory_of(rig: Rig, session: monograph.Session) -> list[torch.Tensor]:
-    """What a fake device's runs use: its queue holds none of it, as an allocator's streams do."""
+    """Return the memory of a fake device's runs, which its queue does not keep alive."""
     if ON_DEVICE:
         return []
     made = session._bindings.made()
@@ -187,7 +187,7 @@ def test_sessions_come_and_go(rig: Rig, part: int, tmp_path: Path) -> None:
 
 
 def test_a_hang_would_be_seen() -> None:
-    """What ends tests that hang does end them, and says where they were."""
+    """The timeout ends tests that hang, and says where they were."""
     script = (
         "import tests.gpu.faults.rig as rig, time\n"
         "rig.HANGS = 0.2\n"

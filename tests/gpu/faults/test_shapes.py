@@ -57,7 +57,7 @@ def test_a_later_shape_needs_more_memory(rig: Rig) -> None:
 @pytest.mark.skipif(not ON_DEVICE, reason="a library's workspace is the device's")
 @fault
 def test_a_later_shape_needs_a_larger_workspace(rig: Rig) -> None:
-    """What a library allocates while one graph is captured is not outgrown by another's."""
+    """The workspace that a library allocates in one capture is not outgrown by another's."""
 
     cases: dict[int, Case] = {}
     for count in (64, 512, 2048):

@@ -1,4 +1,4 @@
-"""What a run changes besides its outputs: donated state, random numbers; and what hosts feed."""
+"""Effects of a run besides its outputs: donated state, random numbers; and feeds of the host."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_the_caller_captures_at_a_new_shape(rig: Rig) -> None:
 
 @fault
 def test_the_caller_captures_with_arrays_beside_tensors(rig: Rig) -> None:
-    """What would have to be brought to the device, or back, is refused before."""
+    """Arrays that would have to be brought to the device, or back, are refused before."""
     case, other = rig.case("state"), rig.case()
     feeds, x = case.feeds(), other.feeds()
     right = other.right(x)

@@ -82,7 +82,7 @@ def test_what_is_idle_goes_at_once() -> None:
 
 
 def test_nothing_is_asked_of_the_driver_where_memory_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That may be in a collection, in any thread, while somebody records."""
+    """Memory may be freed in a collection, in any thread, while somebody records."""
     driver = FakeDriver()
     graphs = FakeGraphs(driver)
     made, held = staging(graphs, MARKED)

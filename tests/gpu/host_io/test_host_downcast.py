@@ -32,7 +32,7 @@ SIZES = [0, 1, 3, 63, 64, 65, 127, 1000]
 
 
 def rounded(x: np.ndarray, kind: DType) -> np.ndarray:
-    """What numpy makes of it."""
+    """Return what numpy makes of it."""
     with np.errstate(all="ignore"):
         return x.astype(kind.numpy)
 

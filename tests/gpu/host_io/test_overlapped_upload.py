@@ -91,7 +91,7 @@ def test_no_block_is_announced_before_it_is_complete(
     nbytes = whole(spans)
     narrow_to = nbytes if narrowed in (-1, len(spans)) else spans[narrowed][0]
     ends = [*range(0, narrow_to, GRAIN), *range(narrow_to, nbytes, GRAIN), nbytes]
-    """Where blocks begin, and where the last one ends."""
+    """The first element of each block, and the end of the last one."""
     assert blocks_of(nbytes, narrow_to) == len(ends) - 1
     there = np.zeros(nbytes, bool)
     wanted = np.zeros(nbytes, bool)

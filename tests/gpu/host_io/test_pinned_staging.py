@@ -1,4 +1,4 @@
-"""Where arrays of the host lie in pinned memory, and how they get there."""
+"""The location of arrays of the host in pinned memory, and the copies there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How arrays of the host reach the device: whichever mode measures faster."""
+"""Transfers of host arrays to the device: the mode that measures fastest."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_a_trial_that_came_late_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_launch_that_fails_leaves_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has arrived for it is not taken for what arrives for the next."""
+    """A launch does not take the arrivals of another."""
     Clock(monkeypatch, OVERLAPPED[0])
     replay, driver = replayed(MeasuredTransferModes(TuningCache(None), "here"))
     replay.run({"x": some()})

@@ -49,7 +49,7 @@ class Threads:
         return np.full(self.count, int(text, 0) % (1 << 64), np.uint64)
 
     def run(self, text: str) -> None:
-        """What comes behind the wait for the host."""
+        """Return what comes behind the wait for the host."""
         _, _, body = text.partition("READY:")
         here = np.ones(self.count, bool)
         going: dict[str, np.ndarray] = {}

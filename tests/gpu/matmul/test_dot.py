@@ -86,7 +86,7 @@ def test_long_sums_are_split() -> None:
 
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 def test_a_single_element(kind: str) -> None:
-    """Where a library multiplies, one kernel finishes a whole block for one place."""
+    """One kernel of a library finishes a whole block for one element."""
     product = Dot()(tensor("x", (1, 600), kind), tensor("y", (600, 1), kind))
     y = Silu()(Add()(product, weights((1, 1), kind)))
     names = {n.split()[0] for found in candidate_names(graph_of(y)) for n in found}

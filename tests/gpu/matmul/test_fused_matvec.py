@@ -72,7 +72,7 @@ def test_operands_that_are_no_constants() -> None:
 
 
 def test_columns_beside_the_last_do_not_count() -> None:
-    """Where there is no column, the work between the products may make infinities."""
+    """The work between the products may make infinities where there is no column."""
     for rows in (1, 18):
         first = Dot()(value(f"f32[{rows}, 30]"), weight("f32", 30, 21))
         positive = Log()(Add()(Sigmoid()(first), value("f32[21]", "b")))

@@ -34,7 +34,7 @@ def as_word(halves: np.ndarray) -> int:
 
 
 def run(ptx: str, first: int, *given: int) -> Registers:
-    """What the block leaves, of words in the registers from a number on."""
+    """Return what the block leaves, of words in the registers from a number on."""
     r = Registers({f"${first + i}": word for i, word in enumerate(given)})
     for line in (part.strip() for part in ptx.strip("{} ").split(";")):
         if line and not line.startswith(".reg"):
@@ -84,7 +84,7 @@ def pairs_of(x: np.ndarray) -> list[int]:
 
 
 def multiplied(codes: np.ndarray, zero: int, reach: int, chained: int, x: np.ndarray) -> float:
-    """What one block gives, and what two that share the work do."""
+    """Return what one block gives, and what two that share the work do."""
     added = [twice(a) for a in addends(zero, reach)]
     at_once = run(weight_codes.products(reach, chained), 1, word_of(codes), *added, *pairs_of(x))
     r = run(weight_codes.decoded(reach), 4, word_of(codes), *added)

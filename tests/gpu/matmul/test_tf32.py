@@ -32,7 +32,7 @@ from tests.gpu.against import device
 from tests.rules.checks import graph_of
 
 TRUNCATED = 2.0**-12
-"""Where operands are truncated, sums of positive products shrink by more than this."""
+"""The least loss of sums of positive products whose operands are truncated."""
 ROUNDED = 2.0**-15
 """... and where they are rounded, by no more than this: the average of many errors."""
 INTERPRETED = pytest.mark.skipif(not device().arch.interpreted, reason="it shows on the device")

@@ -79,7 +79,7 @@ def test_a_large_mean_does_not_cancel(shape: str) -> None:
 
 
 def test_rows_of_equal_elements() -> None:
-    """What is left of their mean, twice rounded, is multiplied by 1 / sqrt(epsilon) and no more."""
+    """The rest of their mean, twice rounded, is multiplied by 1 / sqrt(epsilon) and no more."""
     count, x = 77, np.float32(1e3 / 3)
     graph = graph_of(LayerNorm((1,))(value(f"f32[3, {count}]")))
     rounding = count * float(np.finfo(np.float32).eps)

@@ -53,7 +53,7 @@ def test_nan_is_the_largest_and_zeros_are_equal(dtype: str, largest: bool) -> No
 
 
 def test_equal_rows_come_in_order() -> None:
-    """Where every element is the same, no chunk can be left out."""
+    """No chunk of equal elements can be left out."""
     top = TopK(300, 0)(value("f32[520]"))
     graph = graph_of(Item(1)(top))
     check(graph, {"x": np.ones(520, np.float32)}, chosen=SOME)

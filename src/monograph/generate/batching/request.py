@@ -43,7 +43,7 @@ class TokenStream:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the sequence ended; None while it runs, or if it failed."""
+        """Return why the sequence ended; None while it runs, or if it failed."""
         with self._changed:
             return self._all[-1].finish_reason if self._all else None
 

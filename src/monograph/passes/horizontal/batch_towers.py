@@ -111,7 +111,7 @@ class _Choice:
     layers: list[Value]
     seconds: float
     reason: str
-    """Why the layers are not batched; "" where they are."""
+    """The reason why the layers are not batched; "" where they are."""
 
 
 @dataclass(frozen=True)

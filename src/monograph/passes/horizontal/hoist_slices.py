@@ -136,7 +136,7 @@ def _family(source: Value, axis: int, slices: list[Value]) -> Family:
 
 
 def _unfit(source: Value, value: Value) -> str:
-    """Why a slice can be no part of a tiling; "" where it can."""
+    """Return why a slice can be no part of a tiling; "" where it can."""
     if not isinstance(source.type, TensorType) or not source.type.is_static:
         return f"the sizes are not known (expected a static shape, given {source.type})"
     assert isinstance(value.op, Slice)

@@ -334,7 +334,7 @@ def column_stacking(layers: Sequence[Value]) -> AlongAxis:
 
 
 def fits(stacking: Stacking, users: list[Value], operands: list[Operand]) -> str:
-    """Why operands along an axis do not lie as the slices do; "" where they do.
+    """Return why operands along an axis do not lie as the slices do; "" where they do.
 
     A slice of width 1 would be broadcast against a wider operand: its result is no slice.
     """

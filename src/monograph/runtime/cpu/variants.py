@@ -39,7 +39,7 @@ class Variants:
         """open_: makes code of an artefact that was found."""
         self.codes: list[ShapeCode] = []
         self.reasons: list[str] = []
-        """Why each variant was needed: what the variants before it must have; "" for the first."""
+        """The reason for each variant: what the variants before it must have; "" for the first."""
         self.exact_reason = ""
         """The reason why exact code is compiled instead; "" as long as there is none."""
         self.found = 0

@@ -105,7 +105,7 @@ class _Group:
 
     codes: list[ShapeCode] = field(default_factory=list)
     exact_reason: str = ""
-    """Why there is no code for all sizes."""
+    """The reason why there is no code for all sizes."""
 
 
 class OpenPart:

@@ -45,7 +45,7 @@ class Difference:
     given: Any = None
     expected: Any = None
     warning: str | None = None
-    """Why an agreement may say little."""
+    """The reason why an agreement may say little."""
 
     @property
     def ok(self) -> bool:
@@ -150,7 +150,7 @@ def compare(
 
 
 def _says_little(a: Array, b: Array) -> str | None:
-    """Why an agreement of two arrays shows nothing: they are empty, or constant."""
+    """Return why an agreement of two arrays shows nothing: they are empty, or constant."""
     if b.size == 0:
         return EMPTY
     first = b.reshape(-1)[0]
