@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -70,13 +70,15 @@ class RecurrentCell(Op, abstract=True):
     backward: bool
     clip: float | None
 
+    gates: ClassVar[int]
+    """The number of products with each operand that a step needs."""
     narrowing = Narrowing.KEPT
     kept_reason = "it carries state from step to step, where errors build up"
     level = True
     costly = True
 
     def _check(
-        self, count: int, gates: int, x: TensorType, w: TensorType, r: TensorType
+        self, count: int, x: TensorType, w: TensorType, r: TensorType
     ) -> tuple[DType, Dim, Dim, Dim]:
         """Element type, time, batch and hidden size, once the operands are found to agree."""
         dtype = same_dtype(x, w, r)
@@ -91,8 +93,9 @@ class RecurrentCell(Op, abstract=True):
         merge_dims(x.dims[2], w.dims[1])
         rows = merge_dims(w.dims[0], r.dims[0])
         hidden = r.dims[1]
-        if isinstance(hidden, int) and isinstance(rows, int) and rows != gates * hidden:
-            raise InferError(f"the weights have {gates} gates", expected=gates * hidden, given=rows)
+        if isinstance(hidden, int) and isinstance(rows, int) and rows != self.gates * hidden:
+            rule = f"the weights have {self.gates} gates"
+            raise InferError(rule, expected=self.gates * hidden, given=rows)
         return dtype, x.dims[0], x.dims[1], hidden
 
     def _check_vector(self, what: str, given: TensorType, dtype: DType, size: Dim) -> None:
@@ -184,6 +187,7 @@ class Rnn(RecurrentCell):
     backward: bool = False
     clip: float | None = None
 
+    gates = 1
     samples = (
         sample("f32[3, 2, 4]", "f32[5, 4]", "f32[5, 5]", "f32[5]", "f32[1, 5]"),
         sample(
@@ -204,7 +208,7 @@ class Rnn(RecurrentCell):
         h: TensorType,
         lengths: TensorType | None = None,
     ) -> TupleType:
-        sizes = dtype, _, _, hidden = self._check(1, 1, x, w, r)
+        sizes = dtype, _, _, hidden = self._check(1, x, w, r)
         self._check_vector("the bias", b, dtype, hidden)
         return self._results(sizes, lengths, h)
 
@@ -234,6 +238,7 @@ class Gru(RecurrentCell):
     clip: float | None = None
     late_reset: bool = False
 
+    gates = 3
     samples = (
         sample("f32[3, 2, 4]", "f32[15, 4]", "f32[15, 5]", "f32[15]", "f32[15]", "f32[2, 5]"),
         sample(
@@ -256,7 +261,7 @@ class Gru(RecurrentCell):
         h: TensorType,
         lengths: TensorType | None = None,
     ) -> TupleType:
-        sizes = self._check(2, 3, x, w, r)
+        sizes = self._check(2, x, w, r)
         self._check_vector("the bias", bw, sizes[0], w.dims[0])
         self._check_vector("the recurrent bias", br, sizes[0], w.dims[0])
         return self._results(sizes, lengths, h)
@@ -306,6 +311,7 @@ class Lstm(RecurrentCell):
     clip: float | None = None
     coupled: bool = False
 
+    gates = 4
     samples = (
         sample(
             *("f32[3, 2, 4]", "f32[20, 4]", "f32[20, 5]", "f32[20]", "f32[15]"),
@@ -332,7 +338,7 @@ class Lstm(RecurrentCell):
         c: TensorType,
         lengths: TensorType | None = None,
     ) -> TupleType:
-        sizes = dtype, _, _, hidden = self._check(3, 4, x, w, r)
+        sizes = dtype, _, _, hidden = self._check(3, x, w, r)
         self._check_vector("the bias", b, dtype, w.dims[0])
         peepholes = 3 * hidden if isinstance(hidden, int) else p.dims[0]
         self._check_vector("the peepholes", p, dtype, peepholes)

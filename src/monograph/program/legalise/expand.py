@@ -29,6 +29,7 @@ from monograph.ops.deferred import Require
 from monograph.ops.image import CROP, nearest_places
 from monograph.ops.linear import Dot
 from monograph.ops.pad_tile import Iota
+from monograph.ops.recurrent import RecurrentCell
 from monograph.ops.resize import NEAREST, STRETCH, Resize
 from monograph.ops.shape import Broadcast, Concat, Reshape, ShapeOf, Slice, Transpose, Unsqueeze
 from monograph.ops.signal import Dft, MelWeights
@@ -37,7 +38,7 @@ from monograph.ops.window import CHANNELS_LAST
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.legalise.fourier import long_transform
 from monograph.program.legalise.open_resize import as_lookups
-from monograph.program.legalise.recurrence import GATES, split_cell
+from monograph.program.legalise.recurrence import split_cell
 
 Inline = Callable[[Graph, tuple[Value, ...]], tuple[Value, ...]]
 """A function that returns the results of a graph on arguments."""
@@ -225,8 +226,8 @@ def split_decoding(graph: Graph) -> Graph:
 
 def expand(graph: Graph) -> Graph:
     """Replace such ops in a graph."""
-    kinds = (ConvTranspose, Dft, Loop, MelWeights, Require, Resize, ShapeOf, *GATES)
-    if not any(type(v.op) in kinds for v in graph.values):
+    kinds = (ConvTranspose, Dft, Loop, MelWeights, RecurrentCell, Require, Resize, ShapeOf)
+    if not any(isinstance(v.op, kinds) for v in graph.values):
         return graph
     return graph.rebuild(_expanded)
 
@@ -246,7 +247,7 @@ def _expanded(old: Value, inputs: tuple[Value, ...]) -> Value:
     new = op(*inputs)
     # The new type counts: an operand that was expanded may have made sizes known.
     if all(map(is_native, (new, *inputs))):
-        if type(op) in GATES:
+        if isinstance(op, RecurrentCell):
             return split_cell(op, inputs)
         if isinstance(op, Dft):
             return _as_dot(op, new, inputs[0]) or new

@@ -18,10 +18,8 @@ from monograph.ir.traits import known_product
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add
 from monograph.ops.linear import Dot
-from monograph.ops.recurrent import Gru, Lstm, RecurrentCell, Rnn
+from monograph.ops.recurrent import Lstm, RecurrentCell
 from monograph.ops.shape import Broadcast, Reshape, Transpose
-
-GATES: dict[type[Op], int] = {Rnn: 1, Gru: 3, Lstm: 4}
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Recurrence(Op):
 
     @property
     def gates(self) -> int:
-        return GATES[type(self.cell)]
+        return self.cell.gates
 
     def infer(self, given: TensorType, r: TensorType, *rest: TensorType) -> TupleType:
         hidden = r.dims[1]

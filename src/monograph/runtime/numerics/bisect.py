@@ -20,7 +20,8 @@ from monograph.errors import ExecutionError, FeedError, VerifyError
 from monograph.ir import Array, Graph, evaluate, verify
 from monograph.ir.types import accepts
 from monograph.passes.base import Environment, Pass, RulePass, run_pass
-from monograph.passes.precision.convert_precision import CONVERT, ConvertPrecision
+from monograph.passes.precision.convert_precision import ConvertPrecision
+from monograph.passes.precision.precision_plan import CONVERT
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.rewrite import CostModel, Fired, Trace
 from monograph.runtime.feeds import Port
