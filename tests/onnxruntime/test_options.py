@@ -212,7 +212,15 @@ def test_available_providers(ort: Any) -> None:
     assert ort.get_device() in ("CPU", "GPU")
 
 
-@pytest.mark.parametrize("providers", [None, [], [CPU], (CPU,), [(CPU, {})]])
+@pytest.mark.parametrize("providers", [None, []])
+def test_no_provider(ort: Any, providers: Any) -> None:
+    session = ort.InferenceSession(models.square(), providers=providers)
+    available = [n for n in ort.get_available_providers() if n != "AzureExecutionProvider"]
+    assert session.get_providers() == available
+    assert session.get_provider_options() == {name: {} for name in available}
+
+
+@pytest.mark.parametrize("providers", [[CPU], (CPU,), [(CPU, {})]])
 def test_cpu_provider(ort: Any, providers: Any) -> None:
     session = ort.InferenceSession(models.square(), providers=providers)
     assert session.get_providers() == [CPU]
@@ -238,6 +246,14 @@ def test_provider_that_does_not_exist(ort: Any) -> None:
     with pytest.warns(UserWarning, match="'Junk' is not in available provider names"):
         session = ort.InferenceSession(models.square(), providers=["Junk"])
     assert session.get_providers() == [CPU]
+
+
+@pytest.mark.parametrize("providers", [["Junk"], [3], {"a"}])
+def test_wrong_providers_without_a_fallback(ort: Any, providers: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((RuntimeError, ValueError)):
+            ort.InferenceSession(models.square(), providers=providers, enable_fallback=0)
 
 
 def test_duplicate_provider(ort: Any) -> None:

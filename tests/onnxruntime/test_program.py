@@ -120,6 +120,25 @@ def test_unknown_options_of_monograph() -> None:
         ort.InferenceSession(models.square(), options)
 
 
+def test_arguments_without_effect_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.cache_clear()
+    with caplog.at_level(logging.INFO, "monograph"):
+        for _ in range(2):
+            ort.InferenceSession(models.square(), disabled_optimizers=["ConstantFolding"])
+    found = [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
+    assert found == ["the argument disabled_optimizers of InferenceSession has no effect"]
+
+
+def test_providers_of_the_options_are_for_sessions_without_any() -> None:
+    options = ort.SessionOptions()
+    options.add_provider("DmlExecutionProvider", {})
+    with pytest.warns(UserWarning, match="'DmlExecutionProvider' is not in available"):
+        ort.InferenceSession(models.square(), options)
+    with pytest.warns(UserWarning, match="replaces those of the SessionOptions") as found:
+        ort.InferenceSession(models.square(), options, ["CPUExecutionProvider"])
+    assert len(found) == 1
+
+
 def test_options_without_effect_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log_once.cache_clear()
     options = ort.SessionOptions()

@@ -147,11 +147,7 @@ class IOBinding:
     def _run(self) -> list[Any]:
         """Return all outputs; those with memory of their own lie there where that can be."""
         memory = {n: place.memory for n, place in self._outputs.items() if place.memory is not None}
-        feeds = self._inputs
-        on_gpu = any(not place.device.on_host for place in self._outputs.values())
-        if on_gpu and not any(map(is_on_gpu, feeds.values())):
-            # Feeds on a GPU make a session return tensors on the GPU.
-            feeds = {n: _on_gpu(data) for n, data in feeds.items()}
+        feeds = self._feeds()
         if not memory:
             return self._session.run_feeds(feeds)
         try:
@@ -160,6 +156,20 @@ class IOBinding:
             # An output may lie in the memory of an input, which only a copy can do.
             return self._session.run_feeds(feeds)
 
+    def _feeds(self) -> dict[str, Any]:
+        """Return the inputs where the session reads them."""
+        gpu = self._session.gpu
+        if gpu is None:
+            return {n: to_host(x) if is_on_gpu(x) else x for n, x in self._inputs.items()}
+        wanted = any(not place.device.on_host for place in self._outputs.values())
+        if not wanted or any(map(is_on_gpu, self._inputs.values())):
+            return self._inputs
+        # Feeds on a GPU make a session return tensors on the GPU.
+        name = gpu.torch_name()
+        return {
+            n: to_gpu(x, name) if isinstance(x, np.ndarray) else x for n, x in self._inputs.items()
+        }
+
 
 def _at_address(
     device: OrtDevice, element_type: Any, shape: Sequence[int], address: int
@@ -167,10 +177,6 @@ def _at_address(
     if device.on_host:
         return host_array_at(address, element_type, shape)
     return gpu_tensor_at(address, element_type, shape, device.torch_name())
-
-
-def _on_gpu(data: Any) -> Any:
-    return to_gpu(data, "cuda") if isinstance(data, np.ndarray) else data
 
 
 def _put(result: Any, place: _Place) -> Any:

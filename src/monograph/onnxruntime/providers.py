@@ -29,23 +29,31 @@ class ChosenTarget:
     target: str
     providers: list[str]
     options: dict[str, dict[str, str]]
+    gpu: int | None = None
+    """The number of the GPU, None for the CPU."""
 
 
 @lru_cache(maxsize=1)
 def _gpu_providers() -> tuple[str, ...]:
     """Return the providers that Monograph's gpu target stands for on this machine."""
-    if not all(importlib.util.find_spec(name) for name in ("torch", "triton")):
-        return ()
-    from monograph.runtime.gpu.driver.device_discovery import make_ready, open_device
-
-    try:
-        make_ready("")
-        open_device("")
-    except MonographError:
+    if not all(importlib.util.find_spec(name) for name in ("torch", "triton")) or _problem(""):
         return ()
     import torch
 
     return AMD if torch.version.hip is not None else NVIDIA
+
+
+@lru_cache(maxsize=64)
+def _problem(number: str) -> str:
+    """Return why the gpu target cannot use the GPU with a number, "" if it can."""
+    from monograph.runtime.gpu.driver.device_discovery import make_ready, open_device
+
+    try:
+        make_ready(number)
+        open_device(number)
+    except MonographError as e:
+        return str(e)
+    return ""
 
 
 def get_all_providers() -> list[str]:
@@ -123,9 +131,14 @@ def _pair(provider: Any) -> tuple[str, Mapping[Any, Any]]:
 def choose_target(
     providers: Sequence[Provider] | None, provider_options: Sequence[Mapping[Any, Any]] | None
 ) -> ChosenTarget:
-    """Return the target for a list of providers: the first that this machine has."""
+    """Return the target for a list of providers: the first that this machine has.
+
+    Without a list every provider of the machine is asked for, as in ONNX Runtime.
+    """
     available = get_available_providers()
-    names, options = check_and_normalize_provider_args(providers, provider_options, available)
+    names, options = check_and_normalize_provider_args(
+        providers or available, provider_options if providers else None, available
+    )
     for name in names:
         if name not in ALL:
             raise RuntimeError(f"Unknown Provider Type: {name}")
@@ -133,7 +146,17 @@ def choose_target(
     used = [name for name in names if name in available and name != CPU]
     before_cpu = names.index(CPU) if CPU in names else len(names)
     fast = [name for name in used if names.index(name) < before_cpu]
-    target = f"gpu:{by_name[fast[0]].get('device_id', '0')}" if fast else "cpu"
-    return ChosenTarget(
-        target, [*used, CPU], {name: by_name.get(name, {}) for name in used} | {CPU: {}}
-    )
+    kept = {name: by_name.get(name, {}) for name in used} | {CPU: {}}
+    if not fast:
+        return ChosenTarget("cpu", [*used, CPU], kept)
+    gpu = _number(by_name[fast[0]].get("device_id", "0"))
+    return ChosenTarget(f"gpu:{gpu}", [*used, CPU], kept, gpu)
+
+
+def _number(text: str) -> int:
+    """Return the number of a GPU; raise RuntimeError for one that cannot be used."""
+    if not text.isdecimal():
+        raise RuntimeError(f"the provider option device_id must be a number, got {text!r}")
+    if problem := _problem(text):
+        raise RuntimeError(f"the provider option device_id names no usable GPU: {problem}")
+    return int(text)

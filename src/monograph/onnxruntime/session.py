@@ -26,7 +26,7 @@ from monograph.onnxruntime.feeds import FeedReader
 from monograph.onnxruntime.model_file import write_model
 from monograph.onnxruntime.options import RunOptions, SessionOptions, check_run_options, log_once
 from monograph.onnxruntime.providers import CPU, ChosenTarget, Provider, choose_target
-from monograph.onnxruntime.values import OrtValue, type_text
+from monograph.onnxruntime.values import OrtDevice, OrtValue, type_text
 from monograph.runtime.atomic_write import replacing_named
 
 if TYPE_CHECKING:
@@ -83,13 +83,19 @@ class InferenceSession:
         self._options = sess_options or SessionOptions()
         self._threads: ThreadPoolExecutor | None = None
         self._profile = _Profile() if self._options.enable_profiling else None
-        if providers is None and self._options.has_providers():
-            providers = self._options.added_providers
+        for name in kwargs.keys() - {"enable_fallback"}:
+            log_once(f"the argument {name} of InferenceSession has no effect")
+        if self._options.has_providers():
+            if providers:
+                warnings.warn("`providers` replaces those of the SessionOptions", stacklevel=2)
+            providers = providers or self._options.added_providers
         try:
             choice = choose_target(providers, provider_options)
         except (ValueError, RuntimeError) as e:
+            if int(kwargs.get("enable_fallback", 1)) != 1:
+                raise
             warnings.warn(f"{e}. Falling back to ['{CPU}'].", stacklevel=2)
-            choice = choose_target(None, None)
+            choice = choose_target([CPU], None)
         self._open(choice)
 
     def _open(self, choice: ChosenTarget) -> None:
@@ -200,6 +206,12 @@ class InferenceSession:
 
     def disable_fallback(self) -> None:
         """Accept the call, without effect: runs do not change providers."""
+
+    @property
+    def gpu(self) -> OrtDevice | None:
+        """The GPU that runs the model, None for the CPU."""
+        number = self._choice.gpu
+        return None if number is None else OrtDevice.make("cuda", number)
 
     @property
     def monograph_session(self) -> Session:
