@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import fields
 
@@ -94,3 +96,26 @@ def test_glossary_is_alphabetical() -> None:
     words = [w.lower() for w in re.findall(r"^\| (?!word)([^|-][^|]*) \|", text, re.MULTILINE)]
     assert len(words) > 50
     assert words == sorted(words)
+
+
+def test_figures_of_the_readme_are_those_of_the_results() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    results = ROOT / "benchmarks" / "results"
+    cpu = json.loads((results / "cpu-x86-64.json").read_text())
+    rows = [m for m in cpu["models"].values() if m["ok"]]
+    ratios = [m["ratios"]["onnxruntime"] for m in rows]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    assert {m["threads"] for m in rows} == {2}
+    assert (
+        f"with 2 threads, the {len(rows)} models of the benchmark set run {min(ratios):.2f} to"
+        f" {max(ratios):.1f} times as fast as in ONNX Runtime {cpu['versions']['onnxruntime']},"
+        f" {mean:.2f} times in the geometric mean ([{cpu['date']}]"
+    ) in text
+    table, date = (results / "gpu-h200.md").read_text(), "2026-11-15"
+    compiled = [float(x) for x in re.findall(r"(?m)^\| \w+ +\|.* (\d+\.\d+) \| +\d+ \|$", table)]
+    assert table.startswith(f"# GPU benchmarks, {date}")
+    assert len(compiled) == 5
+    assert (
+        f"the five models of the GPU set take {min(compiled):.1f} to {max(compiled):.0f} times less"
+        f" device time than with torch.compile ([{date}]"
+    ) in text
