@@ -176,7 +176,7 @@ def target_options(config: Config, given: PassOptions | None = None) -> PassOpti
     """Return the pass options of a configuration's target; `given` ones take precedence."""
     own: dict[str, dict[str, Any]] = {}
     if config.target != "reference":
-        own["choose_layout"] = {"layout": "channels_last"}
+        own["choose_layout"] = {"layout": "channels_last", "planes": config.target == "cpu"}
     if config.on_gpu and config.precision != "f32":
         own["convert_precision"] = {"to": config.precision}
     given = given or PassOptions()

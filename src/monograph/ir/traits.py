@@ -222,6 +222,10 @@ class OpTraits:
         """Return True if a layer does not depend on the order of the spatial dimensions."""
         return False
 
+    def suits_planes(self, value: Value) -> bool:
+        """Return True if windows stay in one channel and are fast along its rows."""
+        return False
+
     def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
         """Return the plan for an operand `index` in this order; None where there is none."""
         return None

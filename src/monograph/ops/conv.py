@@ -229,6 +229,11 @@ class Conv(Op):
         pads = (*self.pads_begin, *self.pads_end)
         return all(k == 1 for k in (*kernel, *self.strides)) and not any(pads)
 
+    def suits_planes(self, value: Value) -> bool:
+        x, w = (v.tensor for v in value.inputs)
+        separate = w.rank == 4 and w.dims[:2] == (self.groups, 1) and w.dtype == x.dtype
+        return separate and wi.suits_planes(value.tensor, x, w.dims[2:], self)
+
     def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
         if index or not self.any_spatial_order(value) or (order[0], order[-1]) != (0, 1):
             return None

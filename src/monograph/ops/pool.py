@@ -136,6 +136,9 @@ class Pool(Op, abstract=True):
             x = reduction(self.windows(x, axis, fill), axis=-1)
         return x
 
+    def suits_planes(self, value: Value) -> bool:
+        return wi.suits_planes(value.tensor, value.inputs[0].tensor, self.kernel, self)
+
     def follow_order(self, value: Value, index: int, order: Order) -> LayoutPlan | None:
         if self.layout != wi.CHANNELS_FIRST or order != channels_last(len(order)):
             return None

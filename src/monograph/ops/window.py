@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import UNKNOWN, Array, Dim, Shape, TensorType, Value
 from monograph.ir.layout import LayoutPlan, Need, channels_last, plain
+from monograph.ir.sizes import any_open
 from monograph.ops.base import check_allocation
 
 SAME_UPPER, SAME_LOWER = "same_upper", "same_lower"
@@ -27,6 +29,21 @@ PADDED_ELEMENTS, PADDED_RATIO = 1 << 24, 256
 """A padded array may always have so many elements, or be so many times larger than its data."""
 
 CHANNELS_FIRST, CHANNELS_LAST = "channels_first", "channels_last"
+
+
+MOST_TAPS, LEAST_COLUMNS, MOST_COLUMNS = 49, 12, 4096
+"""Limits of windows that slide over one channel (see `suits_planes`)."""
+
+
+class WindowOp(Protocol):
+    """What pools and convolutions share."""
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def auto(self) -> str: ...
+    @property
+    def layout(self) -> str: ...
 
 
 def type_channels_first(x: TensorType, layout: str) -> TensorType:
@@ -62,6 +79,24 @@ def channels_last_plan(value: Value, layout: str) -> LayoutPlan | None:
     order = channels_last(value.tensor.rank)
     op = replace(value.op, layout=CHANNELS_LAST)  # type: ignore[type-var]
     return LayoutPlan(op, (Need(order), Need(plain(len(order)))), order)
+
+
+def suits_planes(result: TensorType, x: TensorType, kernel: Shape, op: WindowOp) -> bool:
+    """Return True if windows that stay in one channel are fast along its rows.
+
+    Elements are floats of at most 32 bits, sizes are fixed, rows are as long as vectors, and
+    windows have few elements.
+    """
+    if op.layout != CHANNELS_FIRST or op.auto or result.rank != 4:
+        return False
+    if not result.dtype.is_float or result.dtype.bits > 32 or x.dtype != result.dtype:
+        return False
+    dims = (*result.dims, *x.dims, *kernel)
+    if not all(isinstance(d, int) for d in dims) or any_open(dims) or 0 in dims:
+        return False
+    columns = max(int(result.dims[3]), int(x.dims[3]))
+    few = math.prod(map(int, kernel)) <= MOST_TAPS and max(op.strides) <= 2
+    return few and int(result.dims[3]) >= LEAST_COLUMNS and columns <= MOST_COLUMNS
 
 
 def extent(kernel: int, dilation: int) -> int:

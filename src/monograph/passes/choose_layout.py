@@ -73,6 +73,8 @@ class ChooseLayout(Pass):
 
     layout: str = KEEP
     """"keep", or "channels_last" for targets whose convolutions want [N, *S, C]."""
+    planes: bool = False
+    """True for targets whose depthwise convolutions are as fast with channels first."""
 
     def run(self, graph: Graph, environment: Environment) -> Graph:
         if self.layout not in (KEEP, CHANNELS_LAST):
@@ -87,16 +89,21 @@ class ChooseLayout(Pass):
         layers = dict(list(layers.items())[: environment.left])
         if not layers:
             return graph
-        plans = _Chooser(graph, layers, environment.cost).run()
+        either = {v for v in layers if self.planes and v.op.suits_planes(v)}
+        plans = _Chooser(graph, layers, either, environment.cost).run()
         return _Builder(graph, plans, self.name, environment).run(layers)
 
 
 class _Chooser:
     """Chooses an order for every value."""
 
-    def __init__(self, graph: Graph, layers: dict[Value, LayoutPlan], cost: CostModel) -> None:
+    def __init__(
+        self, graph: Graph, layers: dict[Value, LayoutPlan], either: set[Value], cost: CostModel
+    ) -> None:
         self.graph = graph
         self.layers = layers
+        self.either = either
+        """The layers that may keep their channels first."""
         self.cost = cost
         self.plans: dict[Value, LayoutPlan] = {}
         self.free: list[Value] = []
@@ -105,7 +112,8 @@ class _Chooser:
         self.users = users_of(graph)
         self.known_costs: dict[tuple[object, Order, Order], int] = {}
         for value in graph.values:
-            if follow_any(value) and (value not in layers or value.op.any_spatial_order(value)):
+            follows = value not in layers or value.op.any_spatial_order(value)
+            if value in either or (follows and follow_any(value)):
                 self.free.append(value)
             else:
                 self._take(value, layers.get(value) or plain_plan(value))
@@ -159,6 +167,8 @@ class _Chooser:
     def _options(self, value: Value) -> list[LayoutPlan]:
         """Return the plain plan (or a layer's own), and those for orders of operands and users."""
         found = [self.layers.get(value) or plain_plan(value)]
+        if value in self.either:
+            found.append(plain_plan(value))
         for i, v in enumerate(value.inputs):
             order = self.plans[v].order
             if order != plain(len(order)) and (plan := follow(value, i, order)) is not None:
@@ -230,7 +240,10 @@ class _Builder:
                 made = operands[0] if plan.op is None else plan.op(*operands)
             self.kept[value] = made
             self._name(made, graph.origin(value))
-            if value in layers:
+            if value in layers and plan.op == value.op:
+                reason = "windows of one channel are as fast with channels first"
+                self.environment.trace.note_missed(self.rule, graph.place(value), reason, 100)
+            elif value in layers:
                 self.environment.trace.note_fired(
                     self.rule,
                     graph.place(value),

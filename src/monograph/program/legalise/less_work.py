@@ -29,6 +29,9 @@ from monograph.rules.quantised import dot_of_data
 LESS = 0.6
 """Ops over single axes must have at most this share of the work of one op over all of them."""
 
+PLANES = (AveragePool, MaxPool)
+"""Pools that a kernel computes along rows of one channel."""
+
 
 def split_axes(graph: Graph) -> Graph:
     """Replace pools and interpolations over several axes by ops over one axis each.
@@ -49,7 +52,10 @@ def split_axes(graph: Graph) -> Graph:
             return split_sampling(new)
         if isinstance(new.op, RoiAlign):
             return _with_channels_together(new)
-        return _channels_last(new) or _axis_by_axis(new) or new
+        split = _axis_by_axis(new)
+        if split is None and isinstance(new.op, PLANES) and new.op.suits_planes(new):
+            return new
+        return _channels_last(new) or split or new
 
     return graph.rebuild(rebuilt)
 

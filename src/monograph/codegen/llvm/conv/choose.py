@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monograph.codegen.llvm.conv import depthwise, direct, direct_variants, general, int8, winograd
+from monograph.codegen.llvm.image import planes
 from monograph.codegen.llvm.image.windows import STRIDED
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.ir import Constant, Input, Value
@@ -23,6 +24,7 @@ def _conv_3x3(context: KernelContext) -> Kernel:
 
 
 _KERNELS: tuple[tuple[Callable[[Value], bool], Callable[[KernelContext], Kernel]], ...] = (
+    (planes.serves, planes.planes),
     (depthwise.serves, depthwise.depthwise),
     (winograd.serves, _conv_3x3),
     (direct_variants.serves_edges, direct_variants.conv_edges),

@@ -14,6 +14,7 @@ from monograph.codegen.common.types import register
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
+from monograph.codegen.llvm.image import planes
 from monograph.codegen.llvm.image.grid_sample import ElementReader
 from monograph.codegen.llvm.image.windows import (
     ChannelBlocks,
@@ -58,6 +59,8 @@ def serves(value: Value) -> bool:
 @kernel_for(Pool, when=serves, readable=strided_view)
 def pool(context: KernelContext) -> Kernel:
     """Generate a kernel for a pool and its epilogue."""
+    if planes.serves(context.anchor):
+        return planes.planes(context)
     kinds = {MaxPool: _Max, AveragePool: _Average, LpPool: _Lp, ArgMaxPool: _ArgMax}
     return kinds[type(context.anchor.op)](context).emit()
 
