@@ -101,6 +101,37 @@ def test_few_channels_last(channels: int, kind: str) -> None:
     check(graph_of(Mul()(Transpose((0, 2, 3, 1))(x), scale)), steps=1)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("block", "kind", "sizes"),
+    [
+        (2, "f32", (19, 3, 37)),
+        (2, "f64", (3, 2, 34)),
+        (3, "i32", (17, 1, 65)),
+        (4, "f32", (1, 2, 32)),
+        (5, "f32", (2, 1, 33)),
+        (2, "f16", (18, 1, 66)),
+    ],
+)
+def test_blocks_of_pixels(
+    block: int, kind: str, sizes: tuple[int, int, int], channels_last: bool
+) -> None:
+    """Depth to space: the columns of a block are interleaved, read in tiles if channels are last.
+
+    Whole tiles along channels and pixels, and what is left of both.
+    """
+    channels, rows, columns = sizes
+    if channels_last:
+        x = value(f"{kind}[2, {rows}, {columns}, {block}, {block}, {channels}]")
+        order = (0, 5, 1, 3, 2, 4)
+    else:
+        x = value(f"{kind}[2, {block}, {block}, {channels}, {rows}, {columns}]")
+        order = (0, 3, 4, 1, 5, 2)
+    shuffled = Reshape((2, channels, rows * block, columns * block))(Transpose(order)(x))
+    scale, other = value(f"{kind}[{channels}, 1, 1]", "s"), value(f"{kind}[{columns * block}]", "t")
+    check(graph_of(Mul()(Mul()(shuffled, scale), other)), steps=1)
+
+
 def test_few_channels_of_an_image_with_a_halo() -> None:
     x = value("f32[2, 3, 9, 70]")
     weights = constant(np.random.default_rng(1).normal(size=(8, 3, 3, 3)).astype(np.float32))

@@ -1,13 +1,15 @@
 """Rows of few elements, such as the channels of an image: many rows at once, in vectors.
 
 A row is too short for a vector. Where operands are contiguous along the rows' counter, a vector
-holds one element of many rows; the vectors are interleaved and stored as these rows.
+holds one element of many rows; the vectors are interleaved and stored as these rows. Operands that
+are contiguous along an outer counter are read in tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
@@ -18,8 +20,9 @@ from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Element, Indices, Resolved
 from monograph.program.index import Counter, flatten
 
-MOST_COLUMNS = 4
-"""The most elements of a row."""
+SHORTEST, MOST_COLUMNS = 2, 4
+"""The fewest and the most elements of a row."""
+Loads: TypeAlias = Mapping[Element, Scalar]
 STORED_BITS = (32, 64)
 """The sizes of elements that lie in memory as in registers."""
 
@@ -30,6 +33,13 @@ class FewColumns:
 
     rows: Counter
     columns: Counter
+
+    def points(self, point: Point) -> list[Point]:
+        """Return the points of the columns at a point of the rows."""
+        return [
+            Point({**point.values, self.columns: k}, point.lane, point.lanes)
+            for k in range(self.columns.extent)
+        ]
 
 
 def few_columns(
@@ -45,7 +55,9 @@ def few_columns(
         return None
     rows, columns = loops[-2:]
     size, value = columns.extent, outputs[0]
-    short = not is_open(size) and 2 <= size <= MOST_COLUMNS and hint_of(rows.extent) >= 2 * lanes
+    short = (
+        not is_open(size) and SHORTEST <= size <= MOST_COLUMNS and hint_of(rows.extent) >= 2 * lanes
+    )
     if not short or value.dtype.bits not in STORED_BITS:
         return None
     place = elements.storage[value]
@@ -58,7 +70,9 @@ def few_columns(
         if item.operands or source not in elements.storage:
             continue
         read = flatten(item.element.at, elements.storage[source].strides)
-        if not read.is_linear or read.factor(rows) not in (0, 1):
+        outer = (c for c in loops[:-2] if hint_of(c.extent) >= lanes)
+        direct = read.factor(rows) in (0, 1) or any(read.factor(c) == 1 for c in outer)
+        if not read.is_linear or not direct:
             return None
     return FewColumns(rows, columns)
 
@@ -68,15 +82,17 @@ def store_rows(
     value: Value,
     at: Indices,
     found: FewColumns,
-    element: Callable[[Point], Scalar],
+    element: Callable[[Point, Loads | None], Scalar],
     point: Point,
+    loaded: Sequence[Loads] | None = None,
 ) -> None:
-    """Compute and store the rows at a point: one, or as many as the point has lanes."""
-    every = [
-        Point({**point.values, found.columns: k}, point.lane, point.lanes)
-        for k in range(found.columns.extent)
-    ]
-    made = [element(p) for p in every]
+    """Compute and store the rows at a point: one, or as many as the point has lanes.
+
+    `loaded` holds what tiles have loaded for each column.
+    """
+    every = found.points(point)
+    given = loaded or [None] * len(every)
+    made = [element(p, x) for p, x in zip(every, given, strict=True)]
     if point.lane is None:
         for p, x in zip(every, made, strict=True):
             elements.store(value, at, x, p)
@@ -97,6 +113,6 @@ def interleaved(b: Builder, columns: Sequence[Reg]) -> Reg:
 
 def element_of(
     elements: LlvmElements, order: Sequence[Resolved], value: Value, at: Indices
-) -> Callable[[Point], Scalar]:
-    """Return the computation of an element of a value at a point."""
-    return lambda point: elements.emit(order, point)[Element(value, at)]
+) -> Callable[[Point, Loads | None], Scalar]:
+    """Return the computation of an element of a value at a point, from what is loaded already."""
+    return lambda point, loaded: elements.emit(order, point, loaded)[Element(value, at)]

@@ -9,14 +9,28 @@ in registers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
 from monograph.codegen.common.registers import Reg
-from monograph.codegen.llvm.emit.builder import Builder, Int, transposed
+from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point, elements_of
-from monograph.codegen.llvm.emit.few_columns import element_of, few_columns, store_rows
+from monograph.codegen.llvm.emit.few_columns import (
+    SHORTEST,
+    FewColumns,
+    Loads,
+    element_of,
+    few_columns,
+    store_rows,
+)
+from monograph.codegen.llvm.emit.turned_tiles import (
+    LEAST_TILE,
+    moved,
+    run_tile,
+    turned_loads,
+    turned_tile,
+)
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
 from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
@@ -38,8 +52,6 @@ HEAVY = 6
 _BITS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
 SHORT = 4
 """The most vectors of a row whose rest is worth narrower vectors."""
-LEAST_TILE = 4
-"""The least size of a tile that is transposed in registers."""
 Body: TypeAlias = Callable[[Point], None]
 
 
@@ -315,38 +327,73 @@ def pointwise(context: KernelContext) -> Kernel:
     elements = elements_of(context, b)
     widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
     lanes = context.features.lanes(max(widest, 32))
-    plain = counters(shape)
-    positions = _positions(context, elements.plan(region.outputs, plain), plain)
-    # Where a view divides a counter, its parts become loops of their own.
-    parts = [_parts(c, positions, lanes if c is plain[-1] else 1) for c in plain]
-    sizes = [size for each in parts for size in each]
-    split = counters(sizes)
-    positions = _positions(
-        context, elements.plan(region.outputs, _joined(parts, split)), _joined(parts, split)
-    )
-    at = _joined(parts, merge(sizes, split, positions))
-    order = elements.plan(region.outputs, at)
+    for least in (SHORTEST, lanes):
+        at = _split_loops(context, elements, shape, least)
+        order = elements.plan(region.outputs, at)
+        nest = LoopNest(b, at, context.threads)
+        few = few_columns(elements, order, region.outputs, at, nest.counters, lanes)
+        if few is not None:
+            break
 
-    def body(point: Point, loaded: Mapping[Element, Scalar] | None = None) -> None:
+    def body(point: Point, loaded: Loads | None = None) -> None:
         made = elements.emit(order, point, loaded)
         for value in region.outputs:
             elements.store(value, at, made[Element(value, at)], point)
 
     heavy = sum(bool(r.operands) for r in order) > HEAVY
-    nest = LoopNest(b, at, context.threads)
-    few = few_columns(elements, order, region.outputs, at, nest.counters, lanes)
-    turned = {} if heavy else _turned(elements, order, nest.counters, lanes)
     if few is not None:
-        value = region.outputs[0]
-        nest.counters = [c for c in nest.counters if c is not few.columns]
-        element = element_of(elements, order, value, at)
-        nest.run(partial(store_rows, elements, value, at, few, element), lanes, 1)
-    elif turned:
+        _few_columns(elements, order, region.outputs[0], at, nest, few, lanes)
+        return context.finish(b)
+    turned = {} if heavy else turned_loads(elements, order, nest.counters, lanes)
+    if turned:
         across, loads = next(iter(turned.items()))
-        nest.run_tiles(partial(_tile, elements, across, loads, body), body, lanes, across)
+        nest.run_tiles(partial(run_tile, elements, across, loads, body), body, lanes, across)
     else:
         nest.run(body, lanes, 1 if heavy else UNROLL)
     return context.finish(b)
+
+
+def _few_columns(
+    elements: LlvmElements,
+    order: Sequence[Resolved],
+    value: Value,
+    at: Indices,
+    nest: LoopNest,
+    few: FewColumns,
+    lanes: int,
+) -> None:
+    """Run a nest whose last counter has few values: it is computed for many rows at once."""
+    nest.counters = [c for c in nest.counters if c is not few.columns]
+    rows = partial(store_rows, elements, value, at, few, element_of(elements, order, value, at))
+    turned = turned_loads(elements, order, nest.counters, lanes)
+    if not turned:
+        nest.run(rows, lanes, 1)
+        return
+    across, loads = next(iter(turned.items()))
+
+    def tile(point: Point) -> None:
+        columns = [turned_tile(elements, across, loads, p) for p in few.points(point)]
+        for k, loaded in enumerate(zip(*columns, strict=True)):
+            rows(moved(elements.b, point, across, k, point.lane), loaded)
+
+    nest.run_tiles(tile, rows, lanes, across)
+
+
+def _split_loops(
+    context: KernelContext, elements: LlvmElements, shape: Sequence[int], least: int
+) -> Indices:
+    """Return the index of each dimension in terms of loops.
+
+    Where a view divides a counter, its parts become loops of their own, of the last counter only
+    if they have at least `least` elements.
+    """
+    outputs, plain = context.step.region.outputs, counters(shape)
+    positions = _positions(context, elements.plan(outputs, plain), plain)
+    parts = [_parts(c, positions, least if c is plain[-1] else 1) for c in plain]
+    sizes = [size for each in parts for size in each]
+    split = _joined(parts, counters(sizes))
+    positions = _positions(context, elements.plan(outputs, split), split)
+    return _joined(parts, merge(sizes, counters(sizes), positions))
 
 
 def _parts(index: Index, positions: Sequence[Index], least: int) -> tuple[int, ...]:
@@ -380,46 +427,3 @@ def _positions(context: KernelContext, order: Sequence[Resolved], at: Indices) -
     storage = context.program.places.storage
     written = [flatten(at, storage[v].strides) for v in context.step.region.outputs]
     return positions_read(order, storage) + written
-
-
-def _turned(
-    elements: LlvmElements, order: Sequence[Resolved], loops: Sequence[Counter], lanes: int
-) -> dict[Counter, list[Element]]:
-    """Return the loads that are contiguous along another counter than the last, by that counter."""
-    found: dict[Counter, list[Element]] = {}
-    if len(loops) < 2 or lanes < LEAST_TILE or hint_of(loops[-1].extent) < lanes:
-        return found
-    for item in order:
-        value = item.element.value
-        if item.operands or value not in elements.storage:
-            continue
-        position = flatten(item.element.at, elements.storage[value].strides)
-        if not position.is_linear or position.factor(loops[-1]) in (0, 1):
-            continue
-        for c in loops[:-1]:
-            if position.factor(c) == 1 and hint_of(c.extent) >= lanes:
-                found.setdefault(c, []).append(item.element)
-    return found
-
-
-def _tile(
-    elements: LlvmElements,
-    across: Counter,
-    loads: Sequence[Element],
-    body: Callable[[Point, Mapping[Element, Scalar]], None],
-    point: Point,
-) -> None:
-    """Run a body on the rows of a square tile; loads along another counter are transposed."""
-    assert point.lane is not None
-    b, size = elements.b, range(point.lanes)
-
-    def moved(counter: Counter, k: int, lane: Counter) -> Point:
-        values = {**point.values, counter: b.add(point.values[counter], k)}
-        return Point(values, lane, point.lanes)
-
-    tiles = {}
-    for e in loads:
-        along = [elements.load(e.value, e.at, moved(point.lane, k, across)).reg for k in size]
-        tiles[e] = [Scalar(r, e.value.dtype) for r in transposed(b, along)]
-    for k in size:
-        body(moved(across, k, point.lane), {e: rows[k] for e, rows in tiles.items()})
