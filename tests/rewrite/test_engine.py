@@ -14,6 +14,7 @@ from monograph.rewrite import (
     Context,
     Reject,
     RewriteLoopError,
+    Rule,
     Trace,
     apply_rules,
     const,
@@ -155,6 +156,39 @@ def test_a_pattern_that_matches_further_is_a_nearer_miss() -> None:
     graph = graph_of(Sub()(no_factor, no_addend), Factor=no_factor, Addend=no_addend)
     apply_rules(graph, [scale], trace=trace)
     assert [m.origin for m in trace.nearest("scale")] == ["Addend", "Factor"]
+
+
+def nearest_reason(rule: Rule, value: Value) -> str:
+    trace = Trace()
+    apply_rules(graph_of(value), [rule], trace=trace)
+    return trace.nearest(rule.name)[0].reason
+
+
+def test_the_operand_beside_one_that_fits_is_the_nearer_miss() -> None:
+    """Operands of commutative ops, in both orders: the reason is the same."""
+
+    @rewrite(Mul()(Mul()(x, const("a")), const("b")), exact=False)
+    def merge(x: Value) -> Value:
+        """(x * a) * b -> x"""
+        return x
+
+    @rewrite(Mul()(x, Neg()(x)), exact=False)
+    def square(x: Value) -> Value:
+        """x * -x -> x"""
+        return x
+
+    @rewrite(Add()(x, number(0.0)), exact=True)
+    def add_zero(x: Value) -> Value:
+        """x + 0 -> x"""
+        return x
+
+    data, k = Abs()(make()), constant(np.arange(2.0, 6.0, dtype=np.float32))
+    for a, b in ((data, k), (k, data)):
+        assert nearest_reason(merge, Mul()(a, b)) == f"{data!r} is not mul"
+        assert nearest_reason(square, Mul()(a, b)) == f"{data!r} is not neg"
+        assert nearest_reason(add_zero, Add()(a, b)) == "the constant is not 0"
+    both = Mul()(data, Mul()(data, make()))
+    assert nearest_reason(merge, both).endswith("not a constant")
 
 
 def test_a_value_of_another_form_is_the_farthest_miss() -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_layer_of_bytes_stays() -> None:
     check_declines(graph_of(Dot()(wide(x), dynamic)), [rules.dot_of_bytes], "not constant")
     words = value("i16[2, 8]", "words")
     before = graph_of(Dot()(wide(words), wide(bytes_(8, 3))))
-    check_declines(before, [rules.dot_of_bytes], "not made of bytes")
+    check_declines(before, [rules.dot_of_bytes], "not bytes less a zero point")
     several = constant(whole(-5, 5, 2, 8, 3).astype(np.int32))
     check_declines(graph_of(Dot()(wide(x), several)), [rules.dot_of_bytes], "not one matrix")
 

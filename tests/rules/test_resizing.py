@@ -12,6 +12,7 @@ from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Abs, Add
 from monograph.ops.resize import Resize
 from monograph.ops.shape import Concat
+from monograph.rewrite import Trace, apply_rules
 from monograph.rules import convolution
 from tests.rules.checks import check_declines, check_rewrite, graph_of, value
 
@@ -98,3 +99,19 @@ def test_narrow_floats() -> None:
     x = value("f16[1, 64, 20, 20]")
     w = constant(rng.normal(size=(8, 64, 1, 1)).astype(np.float16))
     check_declines(graph_of(PIXELS(TWICE(x), w)), RULES, "not a wide float")
+
+
+def test_a_wide_kernel_over_nothing_resized_is_no_near_miss() -> None:
+    """The form is missing: a 3x3 convolution of a resized image is nearer."""
+    same = {"strides": (1, 1), "pads_begin": (1, 1), "pads_end": (1, 1), "dilations": (1, 1)}
+    joined = Concat(1)(large, Abs()(large))
+    plain = Conv(**same)(joined, weight(8, 64, 3, 3))
+    check_declines(
+        graph_of(plain), RULES, "nothing is resized (expected a resize, given input, abs"
+    )
+    trace = Trace()
+    resized = Conv(**same)(TWICE(small), weight(8, 64, 3, 3))
+    apply_rules(graph_of(plain, resized), RULES, trace=trace)
+    near, far = trace.nearest("convolve_before_resize")
+    assert "not 1x1" in near.reason
+    assert near.score > far.score

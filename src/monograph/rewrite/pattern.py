@@ -91,8 +91,9 @@ class Miss:
     score: int = 0
     reason: str = ""
 
-    def note(self, score: int, reason: Callable[[], str]) -> None:
-        if score >= self.score:
+    def note(self, score: int, reason: Callable[[], str], plain: bool = False) -> None:
+        """Record an attempt; of equally good ones the last that is not `plain` stays."""
+        if score > self.score or (score == self.score and not (plain and self.reason)):
             self.score = score
             self.reason = reason()
 
@@ -112,7 +113,7 @@ def _match(
         if data is None:
             miss.note(score, lambda: f"{value!r} is not a constant {pattern.number:g}")
         elif data.dtype.kind in "OSU" or not data.size or not _equals(data, pattern.number):
-            miss.note(score, lambda: f"the constant is not {pattern.number:g}")
+            miss.note(score + 1, lambda: f"the constant is not {pattern.number:g}")
         else:
             yield bound
     elif isinstance(pattern, Apply):
@@ -145,10 +146,13 @@ def _match_apply(
     pattern: Apply, value: Value, bound: Bindings, miss: Miss, score: int
 ) -> Iterator[Bindings]:
     if type(value.op) is not type(pattern.op):
-        miss.note(score, lambda: f"{value!r} is not {pattern.op.name}")
+        # A constant is never an op: the other operand of a commutative op says more.
+        plain = isinstance(value.op, Constant)
+        miss.note(score, lambda: f"{value!r} is not {pattern.op.name}", plain)
         return
-    if len(value.inputs) != len(pattern.operands):
-        miss.note(score, lambda: f"{value!r} has {len(value.inputs)} operands")
+    count = len(pattern.operands)
+    if len(value.inputs) != count:
+        miss.note(score, lambda: f"{value!r} has {len(value.inputs)} operands, not {count}")
         return
     with_attributes = _match_attributes(pattern.op, value.op, bound)
     if isinstance(with_attributes, str):
@@ -172,9 +176,20 @@ def _match_operands(
     if not patterns:
         yield bound
         return
-    for found in _match(patterns[0], values[0], bound, miss, score):
+    # What the other operands match counts, whichever operand comes first.
+    others = sum(map(_fits, patterns[1:], values[1:]))
+    for found in _match(patterns[0], values[0], bound, miss, score + others):
         matched = score + extent(patterns[0])
         yield from _match_operands(patterns[1:], values[1:], found, miss, matched)
+
+
+def _fits(pattern: Pattern, value: Value) -> bool:
+    """Return True if a value has the form of a pattern: its own op, or that it is a constant."""
+    if isinstance(pattern, Apply):
+        return type(value.op) is type(pattern.op)
+    if isinstance(pattern, Const):
+        return isinstance(value.op, Constant)
+    return not isinstance(pattern, Number) or known(value) is not None
 
 
 def _match_attributes(pattern: Op, given: Op, bound: Bindings) -> Bindings | str:

@@ -193,7 +193,7 @@ def skip_broadcast(value: Value) -> Value | Reject:
         made = value.op(*chosen)
         if made.type == value.type:
             return made
-    return Reject("the other operands are smaller", value.type, value.op(*operands).type)
+    return Reject("the result has another shape without", value.type, value.op(*operands).type)
 
 
 def _unrepeated(v: Value) -> Value:
@@ -222,7 +222,9 @@ def sink_broadcast(value: Value, context: Context) -> Value | Reject:
     (wide,) = repeated
     others = [v for v in value.inputs if v is not wide]
     if any(v.tensor.size != 1 or v.tensor.rank > wide.tensor.rank for v in others):
-        return Reject("another operand has several elements", 1, [v.type for v in others])
+        return Reject(
+            "another operand has several elements", 1, ", ".join(str(v.type) for v in others)
+        )
     if context.use_count(wide) > value.inputs.count(wide):
         return Reject("others read the broadcast", 1, context.use_count(wide))
     narrow = (wide.inputs[0] if v is wide else v for v in value.inputs)
@@ -248,7 +250,7 @@ def sink_transpose_below_concat(value: Value, context: Context) -> Value | Rejec
     assert isinstance(value.op, Concat)
     permutations = {v.op.permutation for v in value.inputs if isinstance(v.op, Transpose)}
     if len(permutations) != 1 or not all(isinstance(v.op, Transpose) for v in value.inputs):
-        given = [v.op.permutation if isinstance(v.op, Transpose) else v.op for v in value.inputs]
+        given = [getattr(v.op, "permutation", v.op.name) for v in value.inputs]
         reason = "the pieces are not transposes alike"
         return Reject(reason, "one permutation", given, near=bool(permutations))
     for v in value.inputs:
@@ -269,9 +271,9 @@ def sink_reshape_below_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     if not is_static(root, x, y):
         return Reject("the sizes are not known", "static shapes", root.type)
     if y.tensor.rank != 2:
-        return Reject("the second operand is not one matrix", 2, y.tensor.rank)
+        return Reject("the second operand is not one matrix", "rank 2", f"rank {y.tensor.rank}")
     if x.tensor.rank < 2 or x.tensor.static[-1] != y.tensor.static[0]:
-        return Reject("the reshape cuts rows", y.tensor.static[0], x.type)
+        return Reject("the rows before the reshape have another length", y.tensor.static[0], x.type)
     rows = root.inputs[0].tensor.static[:-1]
     if math.prod(x.tensor.static[:-1]) != math.prod(rows):
         return Reject("the reshape changes the number of empty rows", math.prod(rows), x.type)
@@ -313,7 +315,7 @@ def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     if not is_static(root, x, y):
         return Reject("the sizes are not known", "static shapes", root.type)
     if y.tensor.rank != 2:
-        return Reject("the second operand is not one matrix", 2, y.tensor.rank)
+        return Reject("the second operand is not one matrix", "rank 2", f"rank {y.tensor.rank}")
     rows = x.tensor.static[:-1]
     if sum(d != 1 for d in rows) < 2:
         wanted = "two dimensions of several rows"

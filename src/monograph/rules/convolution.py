@@ -173,9 +173,8 @@ def convolve_before_resize(value: Value, context: Context) -> Value | Reject:
     parts = source.inputs if isinstance(source.op, Concat) else (source,)
     moved = [v for v in parts if _enlarged(v, context)]
     if not moved:
-        near = any(isinstance(v.op, Resize) for v in parts)
         reason = "no part of the input is enlarged for this convolution only"
-        return Reject(reason, "a resize", near=near)
+        return Reject(reason, "a resize")
     if source not in parts and context.use_count(source) > 1:
         return Reject("others read the concat", 1, context.use_count(source))
     assert isinstance(value.op, Conv)
@@ -211,8 +210,10 @@ def _unfit(value: Value) -> Reject | None:
     source = value.inputs[0]
     if isinstance(source.op, Concat) and source.op.axis != 1:
         return Reject("the concat is not one of channels", 1, source.op.axis)
-    if not isinstance(source.op, (Concat, Resize)):
-        return Reject("nothing is resized", "a resize", source.op.name, near=False)
+    parts = source.inputs if isinstance(source.op, Concat) else (source,)
+    if not any(isinstance(v.op, Resize) for v in parts):
+        given = ", ".join(v.op.name for v in parts)
+        return Reject("nothing is resized", "a resize", given, near=False)
     if not isinstance(weights.op, Constant):
         return Reject("the weights are not constant", "constant", weights.op.name)
     shapes = (value, *source.inputs, source)

@@ -44,7 +44,9 @@ def centred(operand: Value) -> Centred | Reject:
         wide, zero = operand.inputs
     if not isinstance(wide.op, Cast) or wide.inputs[0].dtype not in BYTES:
         given = operand.op.name
-        return Reject("the operand is not made of bytes", "cast(x) - zero", given, near=False)
+        return Reject(
+            "the operand is not bytes less a zero point", "cast(x) - zero", given, near=False
+        )
     if operand.type != wide.type:
         return Reject("the zero point broadcasts beyond the operand", wide.type, operand.type)
     return Centred(wide.inputs[0], zero)
@@ -117,7 +119,7 @@ def dot_of_data(value: Value) -> Value | Reject:
     """
     left, right = (Centred(v, None) if v.dtype in BYTES else centred(v) for v in value.inputs)
     if isinstance(left, Reject) or isinstance(right, Reject) or value.dtype != i32:
-        return Reject("the operands are not made of bytes", BYTES, value.type, near=False)
+        return Reject("the operands are not bytes less zero points", BYTES, value.type, near=False)
     x, z, w, y = left.x, left.zero, right.x, right.zero
     if z is not None and z.tensor.rank and z.tensor.dims[-1] != 1:
         return Reject("the zero points vary along the sums", 1, z.type)

@@ -57,7 +57,7 @@ def drop_slice(x: Value, root: Value) -> Value | Reject:
             places = sliced_places(s, size)
             all_taken = proven(count_places(places), "==", size)
             if not all_taken or (size > 1 and places.step < 0):
-                return Reject("the slice drops or reverses elements", size, places)
+                return Reject("the slice drops or reverses elements", f"range(0, {size})", places)
         elif not (s.start == 0 and s.step == 1 and s.stop >= FAR):
             return Reject("the slice may drop elements", size, s)
     return x
