@@ -242,6 +242,8 @@ def test_a_batch_does_not_break_up_a_join(order: Sequence[int]) -> None:
     before = graph_of(*(ends[i] for i in order))
     after, _ = fuse(before)
     assert count(after, "dot") == [3]
+    # One kernel per layer, and a copy for each output.
+    assert kernels(before) == 3 + 5
     check_cpu(optimise(before))
 
 
@@ -295,8 +297,10 @@ def test_operands_of_commutative_ops_come_in_any_order(towers: int) -> None:
         gate = Sigmoid()(made)
         made = Mul()(gate, made) if i % 3 else Mul()(made, gate)
         ends.append(layer(made, 4))
-    after, _ = fuse(graph_of(*ends))
+    before = graph_of(*ends)
+    after, _ = fuse(before)
     assert count(after, "dot", "add", "mul", "sigmoid") == [2, 2, 1, 1]
+    assert kernels(before) == 2 + towers
 
 
 def test_operands_of_a_difference_keep_their_order() -> None:
@@ -350,6 +354,8 @@ def test_towers_of_codes_are_batched(codes: str, form: str) -> None:
     after, _ = fuse(before)
     assert count(before, "dot") == [12]
     assert count(after, "dot", "dequantize", "sigmoid") == [3, 3, 3]
+    # One kernel per layer, and a copy for each output.
+    assert kernels(before) == 3 + 4
 
 
 @pytest.mark.parametrize("codes", ["i8", "u4"])
@@ -496,6 +502,8 @@ def test_a_weight_of_all_members_is_stored_once(members: int) -> None:
     after, _ = fuse(before, cost=GPU_COST)
     assert count(after, "dot") == [3]
     assert weight_bytes(after) <= weight_bytes(before)
+    # One kernel per layer, and copies of the inputs and for each output.
+    assert kernels(before, GPU_COST) == 3 + 2 * members
     check_cpu(optimise(before, environment=Environment(GPU_COST)))
 
 
