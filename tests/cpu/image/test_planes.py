@@ -143,7 +143,7 @@ def test_epilogues(long: bool) -> None:
 def test_strips_of_a_large_image() -> None:
     """Rows so long that a strip has the fewest rows, and images of several strips."""
     form = window((3, 3), (2, 2), (1, 1), (1, 1))
-    for shape in ("1, 2, 90, 90", "1, 1, 23, 3000"):
+    for shape in ("1, 2, 90, 60", "1, 1, 9, 2500"):
         x = value(f"f32[{shape}]")
         check_planes(MaxPool(**form)(x), depthwise(x, form))
 

@@ -91,7 +91,7 @@ def store_rows(
     `loaded` holds what tiles have loaded for each column.
     """
     every = found.points(point)
-    given = loaded or [None] * len(every)
+    given: Sequence[Loads | None] = loaded or [None] * len(every)
     made = [element(p, x) for p, x in zip(every, given, strict=True)]
     if point.lane is None:
         for p, x in zip(every, made, strict=True):
