@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import math
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from scripts.diagram import with_drawings
 
-from monograph import Generator, Session, errors, load
+from monograph import Engine, Generator, Session, errors, load
 from monograph.config import Config
+from monograph.generate import Completion, QueueFullError, TokenEvent, TokenStream
 from monograph.runtime.pending import Pending
 
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+TORCH = ROOT / "src" / "monograph" / "compat" / "torch" / "model.py"
+"""The file of `from_torch`, which only an environment with torch can import."""
+ENGINE_SIDE = ("add_event", "fail")
+"""Members of a `TokenStream` that its engine calls."""
 PLOTS = {"cpu": RESULTS / "cpu-x86-64.svg", "gpu": RESULTS / "gpu-h200.svg"}
 COLUMNS = 72
 """The most columns of a signature on one line."""
@@ -50,9 +58,12 @@ def reference_page() -> str:
     ]
     parts += ["## monograph.load", *_function("load", load)]
     parts.append("[Session](python-api.md#session) also lists the attributes of a session.")
-    for kind in (Session, Pending, Generator):
+    for kind in (Session, Pending, Generator, Engine, TokenStream):
         parts += [f"## {kind.__name__}", _prose(inspect.getdoc(kind) or ""), *_members(kind)]
-    parts += ["## Config", _prose(inspect.getdoc(Config) or ""), *_options()]
+    for kind in (TokenEvent, Completion):
+        parts += [f"## {kind.__name__}", _prose(inspect.getdoc(kind) or ""), *_fields(kind)]
+    parts += _torch_members()
+    parts += ["## Config", _prose(inspect.getdoc(Config) or ""), *_fields(Config)]
     parts += ["## Errors", "[Errors](errors.md) says when each is raised.", *_errors()]
     return "\n\n".join(parts) + "\n"
 
@@ -62,7 +73,7 @@ def _function(name: str, member: Any) -> list[str]:
         signature = str(inspect.signature(member)).replace("monograph.", "")
     except (TypeError, ValueError):  # a member of a C type
         signature = "(...)"
-    signature = re.sub(r"\(self(, )?", "(", signature).replace("'", "")
+    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"\(self(, )?", "(", signature))
     return [f"```text\n{_broken(name + signature)}\n```", _prose(inspect.getdoc(member) or "")]
 
 
@@ -87,7 +98,11 @@ def _members(kind: type) -> list[str]:
     for name, member in inspect.getmembers(kind):
         code = member.fget if isinstance(member, property) else member
         # Members that a class of Python's library has are described there.
-        if name.startswith("_") or not inspect.isfunction(inspect.unwrap(code)):
+        if (
+            name.startswith("_")
+            or name in ENGINE_SIDE
+            or not inspect.isfunction(inspect.unwrap(code))
+        ):
             continue
         if not code.__module__.startswith("monograph."):
             continue
@@ -113,21 +128,44 @@ def _prose(doc: str) -> str:
     return "\n".join(lines).replace("<", "&lt;")
 
 
-def _options() -> list[str]:
-    source = inspect.getsource(Config)
+def _fields(kind: type[Any]) -> list[str]:
+    """Return the fields of a dataclass with their defaults and the texts below them."""
+    source = inspect.getsource(kind)
     parts = []
-    for option in fields(Config):
-        text = re.search(rf'^    {option.name}: .*?\n    """(.*?)"""', source, re.M | re.S)
-        about = " ".join(text[1].split()) if text else ""
-        default = (
-            "the user's cache folder" if option.name == "cache_dir" else f"`{option.default!r}`"
-        )
-        parts.append(f"- `{option.name}`, {default}: {about}")
+    for field in fields(kind):
+        text = re.search(rf'^    {field.name}: [^\n]*\n    """(.*?)"""', source, re.M | re.S)
+        default = f", `{field.default!r}`"
+        if field.name == "cache_dir":
+            default = ", the user's cache folder"
+        elif field.default is MISSING:
+            default = ""
+        about = f": {' '.join(text[1].split())}" if text else f": `{field.type}`"
+        parts.append(f"- `{field.name}`{default}{about}")
     return ["\n".join(parts)]
+
+
+def _torch_members() -> list[str]:
+    """Return `from_torch` and `TorchModel`, read from their file."""
+    tree = ast.parse(TORCH.read_text())
+    named = {n.name: n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    function, kind = named["from_torch"], named["TorchModel"]
+    assert isinstance(function, ast.FunctionDef)
+    returned = ast.unparse(function.returns) if function.returns else "None"
+    parameters = re.sub(r"(?<=[\w\]])=", " = ", ast.unparse(function.args))
+    call = f"monograph.from_torch({parameters}) -> {returned}"
+    parts = ["## monograph.from_torch", f"```text\n{_broken(call)}\n```"]
+    parts += [_prose(ast.get_docstring(function) or "")]
+    parts += ["## TorchModel", _prose(ast.get_docstring(kind) or "")]
+    for member in kind.body:
+        if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
+            parts.append(f"### TorchModel.{member.name}")
+            parts.append(_prose(ast.get_docstring(member) or ""))
+    return parts
 
 
 def _errors() -> list[str]:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
+    kinds.append(QueueFullError)
     listed = [f"- `{k.__name__}({k.__bases__[0].__name__})`: {inspect.getdoc(k)}" for k in kinds]
     return ["\n".join(" ".join(line.split()) for line in listed)]
 
@@ -149,6 +187,7 @@ def performance_page() -> str:
         ratios = (model["ratios"].get(p) for p in peers)
         shown = " | ".join("-" if r is None else f"{r:.2f}" for r in ratios)
         rows.append(f"| {name} | {model['times']['monograph']['median'] * 1000:.3f} ms | {shown} |")
+    drop_in = _drop_in()
     gpu = (RESULTS / "gpu-h200.md").read_text().replace("# GPU benchmarks", "## GPU")
     return f"""# Performance
 
@@ -164,7 +203,29 @@ Measure your own model with `monograph bench model.onnx --against onnxruntime`.
 
 ![Times on the CPU beside other runtimes](images/cpu.svg)
 
+{drop_in}
+
 {gpu}
 
 ![Times on the GPU beside torch](images/gpu.svg)
 """
+
+
+def _drop_in() -> str:
+    """Return the section on packages written for onnxruntime, from `make dropin`."""
+    found = json.loads((RESULTS / "dropin-x86-64.json").read_text())
+    rows = ["| package | onnxruntime | Monograph | x onnxruntime |", "|---|---:|---:|---:|"]
+    speeds = []
+    for name, row in found["packages"].items():
+        speeds.append(row["onnxruntime"] / row["monograph"])
+        times = " | ".join(f"{row[side] * 1000:.2f} ms" for side in ("onnxruntime", "monograph"))
+        rows.append(f"| {name} | {times} | {speeds[-1]:.2f} |")
+    dates = sorted({row["date"] for row in found["packages"].values()})
+    return f"""## Packages written for ONNX Runtime, {dates[-1]}
+
+`make dropin` runs programs that use these packages with onnxruntime and, unmodified, with
+[Monograph in its place](migration.md). Times are of the session's runs in one call of the program,
+the shortest of some seconds; {", ".join(found["versions"])}. Geometric mean
+{math.exp(sum(map(math.log, speeds)) / len(speeds)):.2f}.
+
+{chr(10).join(rows)}"""

@@ -114,6 +114,28 @@ def test_order_of_arguments_of_onnxruntime(first: Any, ours: str) -> None:
         assert raised.value.expected == ours
 
 
+@pytest.mark.parametrize("names", [None, ["y"]])
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_order_of_arguments_of_an_asynchronous_run(target: str, names: Any) -> None:
+    session = monograph.load(affine(), target=target)
+    with pytest.raises(FeedError, match="feeds are the first argument") as raised:
+        session.run_async(names, feeds())
+    assert raised.value.expected == "session.run_async(feeds)"
+
+
+@pytest.mark.parametrize("call", ["run", "run_async"])
+@pytest.mark.parametrize("given", [None, [np.ones(3)], np.ones(3), "x"])
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_feeds_without_names(target: str, given: Any, call: str) -> None:
+    session = monograph.load(affine(), target=target)
+    names = ", ".join(f"{port.name!r}: array" for port in session.inputs)
+    for _ in range(2):
+        with pytest.raises(FeedError, match="feeds are a mapping") as raised:
+            getattr(session, call)(given)
+        assert raised.value.expected == f"session.run({{{names}}})"
+        session.run(feeds())
+
+
 @pytest.mark.parametrize(
     ("name", "ours"), [("get_inputs", "session.inputs"), ("get_modelmeta", "session.metadata")]
 )

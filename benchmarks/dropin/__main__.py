@@ -13,14 +13,17 @@ import argparse
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import venv
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.dropin.programs import PROGRAMS, Program
+from benchmarks.needs import result_path
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "build" / "dropin"
@@ -147,11 +150,31 @@ def show(outcomes: list[Outcome]) -> None:
     print()
 
 
+def record(outcomes: list[Outcome], folder: Path) -> Path:
+    """Write times in seconds into the results of this machine, which keep other packages."""
+    path = result_path(folder, "dropin", platform.machine()).with_suffix(".json")
+    found = json.loads(path.read_text()) if path.exists() else {}
+    rows = {
+        PROGRAMS[o.name].package: {
+            "date": date.today().isoformat(), "result": o.verdict, "onnxruntime": o.theirs,
+            "monograph": o.ours,
+        }
+        for o in outcomes
+        if o.ours > 0
+    }  # fmt: skip
+    packages = dict(sorted((found.get("packages", {}) | rows).items()))
+    versions = [*OURS, ONNXRUNTIME, f"python=={platform.python_version()}"]
+    made = {"machine": platform.machine(), "versions": versions, "packages": packages}
+    path.write_text(json.dumps(made, indent=1) + "\n")
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement")
     parser.add_argument("--turns", type=int, default=TURNS, help="how often each way is run")
+    parser.add_argument("--results", type=Path, help="folder to write times into")
     given = parser.parse_args()
     if unknown := sorted(set(given.names) - PROGRAMS.keys()):
         parser.error(f"no such program: {', '.join(unknown)}")
@@ -162,6 +185,8 @@ def main() -> None:
         outcomes.append(compare(name, given.seconds, given.turns))
         print(f"{name}: {outcomes[-1].verdict}", file=sys.stderr)
     show(outcomes)
+    if given.results is not None:
+        print(f"wrote {record(outcomes, given.results)}")
     sys.exit(any(o.verdict != "agrees" for o in outcomes))
 
 

@@ -115,6 +115,8 @@ class Calls:
             current one by default. Tensors are ordered by it, as by any other work on it.
         out: as for `run`; arrays are written before `result` returns.
         """
+        if stream is not None:
+            _check_order(feeds, stream, "run_async")
         if self._target.enqueues:
             try:
                 return self._enqueue(feeds, stream, out)
@@ -152,7 +154,7 @@ class Calls:
 
     def _own_feeds(self, feeds: Feeds, out: Feeds | None) -> Feeds:
         """Check the feeds, and copy those that the caller may change while the run waits."""
-        _check_mapping(feeds)
+        _check_mapping(feeds, self.inputs)
         feeds = self._target.import_feeds(feeds)
         checked = self._checked(feeds)
         returned = self._donated.returned(feeds, self._donate)
@@ -192,7 +194,7 @@ class Calls:
 
     def _begin(self, feeds: Feeds, out: Feeds | None, start: Start) -> _StartedRun:
         """Check the arguments of a run and start it; the next run may take the fast path."""
-        _check_mapping(feeds)
+        _check_mapping(feeds, self.inputs)
         feeds = self._target.import_feeds(feeds)
         checked = self._checked_arrays(feeds)
         returned = self._donated.returned(feeds, self._donate)
@@ -270,22 +272,27 @@ def _failed_on_data(error: InferError) -> MonographError:
     )
 
 
-def _check_order(feeds: object, outputs: object) -> None:
+def _check_order(feeds: object, second: object, call: str = "run") -> None:
     """Raise a FeedError that shows Monograph's call for one in ONNX Runtime's order."""
-    if not isinstance(outputs, Mapping) or isinstance(feeds, Mapping):
+    if not isinstance(second, Mapping) or isinstance(feeds, Mapping):
         return
-    named = f", outputs={feeds!r}" if feeds else ""
+    named = f", outputs={feeds!r}" if feeds and call == "run" else ""
     raise FeedError(
         "the feeds are the first argument",
-        expected=f"session.run(feeds{named})",
-        given=f"session.run({feeds!r}, feeds)",
+        expected=f"session.{call}(feeds{named})",
+        given=f"session.{call}({feeds!r}, feeds)",
         hint="monograph.onnxruntime.InferenceSession takes calls in ONNX Runtime's order",
     )
 
 
-def _check_mapping(feeds: Feeds) -> None:
+def _check_mapping(feeds: object, inputs: Sequence[Port]) -> None:
     if not isinstance(feeds, Mapping):
-        raise FeedError("feeds are a mapping from names to arrays", given=type(feeds).__name__)
+        pairs = ", ".join(f"{port.name!r}: array" for port in inputs)
+        raise FeedError(
+            "feeds are a mapping from names to arrays",
+            expected=f"session.run({{{pairs}}})",
+            given=type(feeds).__name__,
+        )
 
 
 def _require_one_launch(executable: Executable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from benchmarks.dropin.programs import PROGRAMS
 
+import monograph
 from tests.docs.pages import ROOT
 
 if importlib.util.find_spec("material") is None:
@@ -92,8 +95,12 @@ def test_every_public_name_has_a_reference(site: Path) -> None:
     text = (site / "reference.html").read_text()
     ids = set(re.findall(r'id="([^"]+)"', text))
     wanted = {"monographload", "sessionrun", "sessionrun_async", "generatorgenerate", "config"}
+    wanted |= {"enginesubmit", "tokenstreamresult", "completion", "monographfrom_torch"}
     assert wanted <= ids
+    for name in monograph.__all__:  # a class has a heading, a function one with the package's name
+        assert {name.lower(), f"monograph{name.lower()}"} & ids, name
     assert max(len(line) for line in re.findall(r"^    [a-z]\w*: .*,$", text, re.M)) < 90
+    assert not re.search(r"(?m)=\s*[,)]", text), "a parameter lost its default"
     for part in ("max_cached_shapes", "FeedError", "an array for every input"):
         assert part in text
 
@@ -102,6 +109,10 @@ def test_the_page_of_figures_has_them(site: Path) -> None:
     text = (site / "performance.html").read_text()
     assert text.count("<tr>") > 10
     assert (site / "images" / "cpu.svg").stat().st_size > 1000
+    packages = json.loads((ROOT / "benchmarks/results/dropin-x86-64.json").read_text())["packages"]
+    assert len(packages) == len(PROGRAMS)
+    for name in packages:
+        assert f"<td>{name}</td>" in text
 
 
 def test_search_finds_the_tutorials(site: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pathlib
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.dropin.__main__ import Outcome, difference, show
+from benchmarks.dropin.__main__ import Outcome, difference, record, show
 from benchmarks.dropin.programs import PROGRAMS, Program, plain
 
 PINNED = re.compile(r"[\w-]+==[\w.]+")
@@ -61,3 +63,14 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"magika==\S+ +2.00 ms +1.00 ms +2.00x +agrees", text)
     assert "fails: why" in text
     assert "1 of 2 agree; geometric mean 2.00x, slowest magika 2.00x" in text
+
+
+def test_results_keep_other_packages(tmp_path: pathlib.Path) -> None:
+    record([Outcome("magika", "agrees", 0.002, 0.001), Outcome("nudenet", "fails: why")], tmp_path)
+    record([Outcome("swift_f0", "agrees", 0.4, 0.2)], tmp_path)
+    path = record([Outcome("magika", "agrees", 0.003, 0.001)], tmp_path)
+    found = json.loads(path.read_text())
+    assert [n.partition("==")[0] for n in found["packages"]] == ["magika", "swift-f0"]
+    times = [(row["onnxruntime"], row["monograph"]) for row in found["packages"].values()]
+    assert times == [(0.003, 0.001), (0.4, 0.2)]
+    assert any(text.startswith("onnxruntime==") for text in found["versions"])
