@@ -5,8 +5,11 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+import monograph
 from monograph.ir import constant, evaluate
 from monograph.ops.conv import Conv
 from monograph.ops.elementwise import Add, Exp
@@ -70,6 +73,22 @@ def test_transforms_by_shorter_ones(length: int, size: int) -> None:
     }
     for a, b in zip(executable.run(feeds), evaluate(graph, feeds), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("options", [{}, {"inverse": 1}, {"onesided": 1}], ids=str)
+def test_transforms_of_an_open_axis(options: dict[str, int]) -> None:
+    node = helper.make_node("DFT", ["x"], ["y"], **options)
+    port = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "size", 1])
+    graph = helper.make_graph([node], "g", [port], [onnx.ValueInfoProto(name="y")])
+    raw = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    ).SerializeToString()
+    session = monograph.load(raw, specialise="off", cache_dir="")
+    reference = monograph.load(raw, "reference")
+    for shape in ((1, 2, 1), (3, 7, 1), (2, 7, 1), (1, 1, 1), (2, 640, 1)):
+        x = rng.normal(size=shape).astype(np.float32)
+        (given,), (wanted,) = session.run({"x": x}), reference.run({"x": x})
+        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_determinants() -> None:

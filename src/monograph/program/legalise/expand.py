@@ -269,7 +269,9 @@ def _as_dot(op: Dft, old: Value, x: Value) -> Value | None:
     """Return a transform as a product, its axis moved next to the real and imaginary parts."""
     shape, result = x.tensor.static, old.tensor.static
     axis, rank = op.axis, len(shape)
-    length = op.length or 0
+    # The matrices are made here: the code is for one length.
+    length = int(op.length or 0)
+    op = replace(op, length=length)
     used = min(shape[axis], length)
     size = used * shape[-1] * result[axis] * result[-1]
     if 0 in shape or not size:
