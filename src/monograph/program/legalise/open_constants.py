@@ -1,13 +1,13 @@
-"""Replaces constants of several open sizes by a join of single sizes, which a kernel writes.
+"""Constants of open sizes. One of several sizes becomes a join of single ones.
 
-A kernel reads a single open size from the table of sizes; a vector of them needs memory.
+The table of sizes is the memory of a single open size; a vector of them needs memory of its own.
 """
 
 from __future__ import annotations
 
 from monograph.ir import Graph, Value, constant, known
 from monograph.ir.dtype import i64
-from monograph.ir.sizes import any_open
+from monograph.ir.sizes import Size, any_open, is_open
 from monograph.ops.shape import Concat, Reshape
 
 
@@ -23,3 +23,10 @@ def split_open_constants(graph: Graph) -> Graph:
         return joined if data.ndim == 1 else Reshape(data.shape)(joined)
 
     return graph.rebuild(rebuilt)
+
+
+def open_number(value: Value) -> Size | None:
+    """Return the open size that a constant of one element is; None for any other value."""
+    data = known(value)
+    number = data.reshape(-1)[0] if data is not None and data.size == 1 else None
+    return number if is_open(number) else None

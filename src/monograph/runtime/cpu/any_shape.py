@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from monograph.codegen.llvm.module.barrier import SIZES
+from monograph.codegen.llvm.module.bounds_checks import SLACK
 from monograph.codegen.llvm.module.features import Features
 from monograph.config import make_config
 from monograph.errors import ExecutionError, UnsupportedError
@@ -172,7 +173,9 @@ class AnyShape(ShapeCode):
         for p in (*layout.inputs, *layout.outputs):
             check_port(p.name, p.shape, p.dtype.itemsize)
         try:
-            table = np.array(made[: self._table], np.int64)
+            # Kernels read constants of one open size there, with the slack of constants.
+            table = np.zeros(self._table + SLACK // 8, np.int64)
+            table[: self._table] = np.array(made[: self._table], np.int64)
         except OverflowError:
             raise ExecutionError(
                 "a run of this size counts too far", expected="numbers of 64 bits"

@@ -20,7 +20,6 @@ from monograph.codegen.llvm.control.subprograms import (
     dense,
     find_generator,
     find_program,
-    open_number,
     tensor_type,
     within,
 )
@@ -42,6 +41,7 @@ from monograph.program.dynamic.bounded import CONTROL, BoundedLoop, graphs_of
 from monograph.program.fusion.op_classes import is_native
 from monograph.program.fusion.region import Indices
 from monograph.program.index import strides_of
+from monograph.program.legalise.open_constants import open_number
 from monograph.program.memory.inplace import root
 
 

@@ -24,6 +24,7 @@ from monograph.codegen.llvm.module.kernel import (
     LlvmFault,
     LlvmPacked,
     LlvmScratch,
+    SizeEntry,
     SizeTable,
     Sync,
     pointers,
@@ -35,6 +36,7 @@ from monograph.ir.sizes import is_open
 from monograph.program.dynamic.bounded import graphs_of
 from monograph.program.fusion.region import Indices, counters, merge
 from monograph.program.index import flatten, strides_of
+from monograph.program.legalise.open_constants import open_number
 from monograph.program.lowering import lower_body
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer, Storage
 from monograph.program.memory.memory_planner import Lifetime, MemoryPlan, plan
@@ -129,16 +131,21 @@ class InlinedProgram:
         """Return the arguments that the outer kernel has to request: their positions there."""
         settled = {}
         for position, argument in enumerate(kernel.arguments):
-            wanted: Argument | None = (
-                argument if isinstance(argument, (LlvmPacked, LlvmFault)) else None
-            )
-            if isinstance(argument, Value):
-                data = known(argument)
-                constant = self.program.places.storage[argument].buffer.kind == CONSTANT
-                wanted = LlvmPacked(data) if constant and data is not None else None
+            wanted: Argument | None = None
+            if isinstance(argument, (LlvmPacked, LlvmFault, SizeEntry)):
+                wanted = argument
+            elif isinstance(argument, Value):
+                wanted = self._constant(argument)
             if wanted is not None:
                 settled[position] = self.context.argument(wanted)
         return settled
+
+    def _constant(self, value: Value) -> Argument | None:
+        """Return the memory of a constant, which the sub-program has none for."""
+        data, size = known(value), open_number(value)
+        if data is None or self.program.places.storage[value].buffer.kind != CONSTANT:
+            return None
+        return LlvmPacked(data) if size is None else SizeEntry(size)
 
     def _plan(self) -> MemoryPlan:
         lives = lifetimes(self.program.steps, self.program.places)
@@ -378,16 +385,6 @@ class Control:
 def at_least(nbytes: int, least: int) -> int:
     """Return a number of bytes, or more where it is below the least."""
     return nbytes + least if is_open(nbytes) else max(nbytes, least)
-
-
-def open_number(value: Value) -> int | None:
-    """Return the open size that a constant is; None for any other value.
-
-    Its memory does not hold it: code reads it from the table of sizes.
-    """
-    data = known(value)
-    number = data.reshape(-1)[0] if data is not None and data.size == 1 else None
-    return number if is_open(number) else None
 
 
 def within(b: Builder, place: StridedRef, axis: int, t: Int) -> StridedRef:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.module.barrier import (
@@ -30,6 +28,7 @@ from monograph.codegen.llvm.module.kernel import (
     LaidOut,
     LlvmFault,
     LlvmScratch,
+    SizeEntry,
     SizeTable,
     Sync,
 )
@@ -37,9 +36,9 @@ from monograph.codegen.llvm.module.memory import ConstantLayout, Ordering, zero_
 from monograph.codegen.llvm.module.parts import BASE, build_next_part, build_part_done
 from monograph.codegen.llvm.module.phases import meets, phases
 from monograph.codegen.llvm.module.stamps import BEGIN, DECLARATIONS, END, Stamps
-from monograph.errors import UnsupportedError
 from monograph.ir import Array, Value, known
-from monograph.ir.sizes import any_open
+from monograph.ir.sizes import Size
+from monograph.program.legalise.open_constants import open_number
 from monograph.program.memory.buffer_assignment import CONSTANT, INPUT, OUTPUT, TEMPORARY, Buffer
 from monograph.program.program import Program, Step
 
@@ -320,6 +319,8 @@ class Assembler:
             return b.arguments["context"]
         if isinstance(argument, SizeTable):
             return load(SIZES)
+        if isinstance(argument, SizeEntry):
+            return self.size(b, load, argument.size)
         if isinstance(argument, LlvmFault):
             self.faults.append((step, argument))
             slots = FIRST_PORT + len(self.ports)
@@ -329,9 +330,15 @@ class Assembler:
         buffer = self.program.places.storage[argument].buffer
         if buffer.kind == TEMPORARY:
             return b.offset(load(ARENA), self.offsets[buffer.id])
+        if buffer.kind == CONSTANT and (size := open_number(argument)) is not None:
+            return self.size(b, load, size)
         if buffer.kind == CONSTANT:
             return self.constant(b, load, self.weights(argument))
         return load(self.slot[buffer.id])
+
+    def size(self, b: Builder, load: Callable[[int], Reg], size: Size) -> Reg:
+        """The pointer to a constant that is an open size: the table is its memory."""
+        return b.offset(load(SIZES), 8 * size.scope.slot(size.expression))
 
     def constant(self, b: Builder, load: Callable[[int], Reg], place: LaidOut) -> Reg:
         """The pointer to a constant; that of a shared one is in the table of weights."""
@@ -344,10 +351,5 @@ class Assembler:
         if value not in self.weights_at:
             data = known(value)
             assert data is not None
-            if any_open(data.flat):
-                # Kernels read an open size from the table of sizes.
-                if data.size > 1:
-                    raise UnsupportedError("a vector of open sizes has no memory", given=value.type)
-                data = np.zeros(1, np.int64)
             self.weights_at[value] = self.constants.add(data)
         return self.weights_at[value]

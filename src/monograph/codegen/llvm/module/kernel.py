@@ -13,6 +13,7 @@ from monograph.codegen.llvm.module.barrier import BARRIER_BYTES, FAULT_BYTES
 from monograph.codegen.llvm.module.bounds_checks import GUARD, Extent, Instrumented
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Array, Value
+from monograph.ir.sizes import Size
 from monograph.program.memory.buffer_assignment import OWN, described
 from monograph.program.program import Program, Step
 
@@ -66,7 +67,16 @@ class SizeTable:
     """The table of open sizes, for a kernel that reads some (see `monograph.ir.sizes`)."""
 
 
-Argument: TypeAlias = Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | Sync | SizeTable
+@dataclass(frozen=True)
+class SizeEntry:
+    """The entry of an open size in the table, for a kernel that reads a constant's memory."""
+
+    size: Size
+
+
+Argument: TypeAlias = (
+    Value | LlvmPacked | LaidOut | LlvmScratch | LlvmFault | Sync | SizeTable | SizeEntry
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,8 @@ class KernelContext:
             return Extent(argument.array.nbytes, "a packed constant", slack=True)
         if isinstance(argument, LlvmScratch):
             return Extent(argument.nbytes, "scratch memory", slack=True)
+        if isinstance(argument, SizeEntry):
+            return Extent(8, "an open size", slack=True)
         assert not isinstance(argument, LaidOut)
         is_fault = isinstance(argument, LlvmFault)
         return Extent(FAULT_BYTES if is_fault else BARRIER_BYTES, "the context")

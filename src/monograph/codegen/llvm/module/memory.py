@@ -35,6 +35,7 @@ from monograph.codegen.llvm.module.kernel import (
     finished,
     share,
 )
+from monograph.errors import UnsupportedError
 from monograph.ir import Array, Value
 from monograph.ir.sizes import is_open, proven
 from monograph.program.index import strides_of
@@ -112,6 +113,9 @@ class ConstantLayout:
 
     def add(self, data: Array) -> LaidOut:
         """Return the place of constant data."""
+        if data.dtype == object:
+            given = f"{data.size} numbers"
+            raise UnsupportedError("a vector of open sizes has no memory", given=given)
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         digest = hashlib.sha256(raw.data).hexdigest()
         if raw.size < SHARED_BYTES:
