@@ -10,6 +10,7 @@ SECONDS ?= 300
 STRESS ?= 60
 JOBS ?= 2
 DEMO := build/demo/yolov10n.onnx
+COVERAGE := build/coverage.json
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/installed
 TORCH_VENV := .venv-torch
@@ -55,8 +56,9 @@ type: $(STAMP) ## Check types strictly
 	$(BIN)/mypy
 
 unit: $(STAMP) ## All tests with coverage
-	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal \
-	    --cov --cov-report=term:skip-covered --cov-fail-under=90
+	@mkdir -p build
+	$(BIN)/python -m slipcover --json --out $(COVERAGE) -m pytest -rs -n $(JOBS) --dist worksteal
+	$(BIN)/python -m slipcover --merge $(COVERAGE) --out $(COVERAGE) --fail-under 90
 
 test-codegen: $(GPU_STAMP) ## GPU kernels without a GPU: interpreted, and compiled for six architectures (installs torch)
 	TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -rs -n $(JOBS) --dist worksteal tests/gpu \
@@ -167,7 +169,7 @@ package: $(STAMP) ## Build wheel and sdist; install each in a clean environment 
 	$(BIN)/python scripts/package.py $(ARGS)
 
 clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(RAY_VENV) $(KSERVE_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.* src/*.egg-info
+	rm -rf $(VENV) $(GPU_VENV) $(TORCH_VENV) $(RAY_VENV) $(KSERVE_VENV) $(NNSMITH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find src tests scripts -name __pycache__ -type d -exec rm -rf {} +
 
 $(DEMO): scripts/demo_model.py src/monograph/report/demo_model.py $(STAMP)
