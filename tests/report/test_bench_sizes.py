@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_one_session_serves_all_sizes(model: Path) -> None:
     found = bench_sizes(
         request, sets, notes.append, against=["onnxruntime"], seconds=0.1, threads=1
     )
-    assert [row.sizes for row in found.rows] == [{"N": 1, **s} for s in sets]
+    assert [row.sizes for row in found.rows] == [{"N": 1, "H": 5, **s} for s in sets]
     assert found.stats["variants"] == 1
     assert found.stats["shapes_seen"] == 3
     assert [n for n in notes if "open dimensions" in n] == [
@@ -63,10 +64,15 @@ def test_exact_code_on_request(model: Path) -> None:
     assert found.stats["compiled"] == 2
 
 
-def test_unknown_dimensions_are_refused(model: Path) -> None:
+@pytest.mark.parametrize("specialise", ["off", "now"])
+def test_unknown_dimensions_are_refused(model: Path, specialise: str) -> None:
+    request = RunRequest(model, "cpu", options={"specialise": specialise})
     with pytest.raises(ConfigError, match="no such dimension") as e:
-        bench_sizes(RunRequest(model, "cpu"), [{"Wide": 8}], print)
+        bench_sizes(request, [{"Wide": 8}], print)
     assert "W" in str(e.value)
+    with pytest.raises(ConfigError, match="no such dimension") as e:
+        _ = replace(request, dims={"High": 8}).load().inputs
+    assert "H" in str(e.value)
 
 
 def test_the_command_shows_sizes_and_code(model: Path) -> None:

@@ -36,7 +36,7 @@ MOST_TAPS, LEAST_COLUMNS, MOST_COLUMNS = 49, 12, 4096
 
 
 class WindowOp(Protocol):
-    """What pools and convolutions share."""
+    """The attributes that pools and convolutions share."""
 
     @property
     def strides(self) -> tuple[int, ...]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from monograph.errors import MonographError
+from monograph.model import check_dims
 from monograph.report.commands.bench import MONOGRAPH, Times, interleave
 from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.commands.input_files import draw_inputs
@@ -88,12 +89,13 @@ def bench_sizes(
 ) -> SizesBench:
     """Time a model at several sizes with one session, in turns with other runtimes."""
     check_peers(against)
-    _check_names(request, sets[0])
     session = request.load(threads=threads)
+    check_dims(sets[0], session.inputs)
     count = choose_threads(session.config.threads)
     peers = _open_peers(request, against, count, note)
     rows: list[SizeTimes] = []
-    for sizes in sets:
+    kept = request.dims if request.any_shape else None
+    for sizes in ({**(kept or {}), **chosen} for chosen in sets):
         made = _inputs(request, session, sizes, note if not rows else _unheard)
         rows.append(_time(session, peers, made, {**made.assumed, **sizes}, seconds / len(sets)))
     config = session.config
@@ -102,11 +104,6 @@ def bench_sizes(
 
 def _unheard(line: str) -> None:
     """Drop a note that the first set of sizes has given already."""
-
-
-def _check_names(request: RunRequest, sizes: Mapping[str, int]) -> None:
-    """Refuse a dimension that the model does not have."""
-    _ = replace(request, dims={**(request.dims or {}), **sizes}).load().inputs
 
 
 def _inputs(request: RunRequest, session: Session, sizes: Mapping[str, int], note: Notes) -> Inputs:

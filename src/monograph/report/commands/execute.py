@@ -21,6 +21,7 @@ from monograph.errors import (
     some_of,
 )
 from monograph.ir import Graph, OptionalType
+from monograph.model import check_dims
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.report.commands.input_files import (
     INPUT_PREFIX,
@@ -80,7 +81,10 @@ class RunRequest:
     def load(self, **options: Any) -> Session:
         chosen = {**self.options, **options}
         dims = None if self.any_shape else self.dims
-        return load(self.model, self.target, dims=dims, progress=self.progress, **chosen)
+        session = load(self.model, self.target, dims=dims, progress=self.progress, **chosen)
+        if self.any_shape and self.dims:
+            check_dims(self.dims, session.inputs)
+        return session
 
     def inputs(
         self, session: Session, note: Notes, recorded: Mapping[str, Any] | None = None
