@@ -71,6 +71,36 @@ def test_gathers_of_elements_and_coordinates() -> None:
     check(graph_of(GatherNd(1)(Transpose((0, 2, 1))(x), i)), {"i": data})
 
 
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("kind", ["i32", "i64"])
+def test_vectors_of_indices_of_which_few_are_negative(features, kind: str) -> None:
+    i = value(f"{kind}[6, 70]", "i")
+    data = np.random.default_rng(0).integers(0, 33, (6, 70)).astype(i.dtype.numpy)
+    for row, column in enumerate((0, 15, 16, 63, 69)):
+        data[row, column] = -1 - row
+    for y in (
+        GatherElements(1)(value("f32[6, 33]"), i),
+        Exp()(GatherElements(1)(value("f32[6, 33]"), i)),
+        Gather(1)(value("f32[4, 33]"), i),
+    ):
+        check(graph_of(y), {"i": data}, features=features)
+
+
+@pytest.mark.parametrize("kind", ["i32", "i64"])
+@pytest.mark.parametrize("place", [0, 13, 31, 33])
+@pytest.mark.parametrize("wrong", [9, -10, 2**31 - 1, -(2**31)])
+def test_an_index_out_of_range_within_a_vector(kind: str, place: int, wrong: int) -> None:
+    i = value(f"{kind}[34]", "i")
+    executable = compile_graph(graph_of(GatherElements(0)(value("f32[9]"), i)), host(), 1)
+    feeds = {"x": np.arange(9, dtype=np.float32), "i": np.zeros(34, i.dtype.numpy)}
+    bad = feeds["i"].copy()
+    bad[place] = wrong
+    with pytest.raises(ExecutionError, match="out of range") as caught:
+        executable.run(feeds | {"i": bad})
+    assert caught.value.given == wrong
+    np.testing.assert_array_equal(executable.run(feeds)[0], feeds["x"][feeds["i"]])
+
+
 @pytest.mark.parametrize("wrong", [5, -6, 2**40, -(2**62)])
 @pytest.mark.parametrize("place", [0, 7])
 def test_an_index_out_of_range_is_an_error_and_no_more(wrong: int, place: int) -> None:

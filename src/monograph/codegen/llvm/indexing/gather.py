@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder, Int
@@ -17,6 +17,8 @@ from monograph.codegen.llvm.module.kernel import (
     report,
 )
 from monograph.ir import Value
+from monograph.ir.dtype import i64
+from monograph.ir.sizes import is_open
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Indices
@@ -157,8 +159,76 @@ class _Gathered(ElementMaker):
             return self.e.scalars.splat(one, point.lanes)
         if not self.within and follows(fixed, point):
             return self._load(self._place(point), point.lanes)
+        if self._adjacent(point):
+            return self._by_vectors(point)
+        return self._lane_by_lane(point)
+
+    def _lane_by_lane(self, point: Point) -> Scalar:
+        """Return the elements of all lanes, each index checked on its own."""
         lanes = (point.lane_at(self.b, k) for k in range(point.lanes))
         return self.e.scalars.gathered([self._load(self._place(p), 0) for p in lanes])
+
+    def _adjacent(self, point: Point) -> bool:
+        """Return True if the lanes' indices are adjacent in memory, and all is proven."""
+        return not self.extent and all(
+            follows(c.position, point)
+            and not self.e.unproven(self.indices, c.position)
+            and (self.indices.dtype == i64 or (not is_open(c.size) and c.size < 1 << 31))
+            for c in self.within
+        )
+
+    def _by_vectors(self, point: Point) -> Scalar:
+        """Return the elements of all lanes, whose indices are checked together.
+
+        Only where one of them is negative or out of range, each is checked on its own.
+        """
+        b = self.b
+        usual, rare, done = b.new_label("usual"), b.new_label("rare"), b.new_label("done")
+        b.branch(self._any_rare(point), rare, usual)
+        b.label(usual)
+        lanes = [point.lane_at(b, k) for k in range(point.lanes)]
+        fast = self.e.scalars.gathered([self._load(self._unchecked(p), 0) for p in lanes])
+        fast_end = b.block
+        b.jump(done)
+        b.label(rare)
+        kind = fast.reg.type
+
+        def one(k: Int, made: list[Reg]) -> list[Reg]:
+            assert point.lane is not None
+            values = {**point.values, point.lane: b.add(point.values[point.lane], k)}
+            found = self._load(self._place(Point(values)), 0).reg
+            text = f"insertelement {kind} {made[0]}, {found.type} {found}, i64 {k}"
+            return [b.set(kind, text)]
+
+        (slow,) = b.loop(0, point.lanes, 1, one, [Reg("poison", kind)])
+        slow_end = b.block
+        b.jump(done)
+        b.label(done)
+        return Scalar(
+            b.set(kind, f"phi {kind} [ {fast.reg}, %{fast_end} ], [ {slow}, %{slow_end} ]"),
+            fast.dtype,
+        )
+
+    def _any_rare(self, point: Point) -> Reg:
+        """Return whether an index of any lane is negative or out of range."""
+        b, scalars, dtype = self.b, self.e.scalars, self.indices.dtype
+        rare = []
+        for coordinate in self.within:
+            where = self.b.mul(self.e.integer(coordinate.position, point), dtype.itemsize)
+            pointer = b.offset(self.e.pointers[self.indices], where)
+            found = scalars.load(dtype, pointer, point.lanes).reg
+            size = b.number(coordinate.size, found.element, point.lanes)
+            # Unsigned, so that a negative index is beyond the end.
+            rare.append(scalars.a.any(b.compare("uge", found, size)))
+        return reduce(lambda x, y: b.set("i1", f"or i1 {x}, {y}"), rare)
+
+    def _unchecked(self, point: Point) -> Int:
+        """Return the place of an element whose indices are known to be in range."""
+        place = self.b.add(self.base, self.e.integer(self.access.fixed, point))
+        for coordinate in self.within:
+            index = self._index(self.e.integer(coordinate.position, point))
+            place = self.b.add(place, self.b.mul(index, coordinate.stride))
+        return place
 
     def _nothing(self, point: Point) -> Scalar:
         """Report every index of an empty x, and read nothing."""
