@@ -218,6 +218,16 @@ def test_transposed_convolutions_by_weights_that_are_data(
     given_weights(f"{dtype}[2, 5, 4, 6]", f"{dtype}[6, 7, 3, 2]", op)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 7, 9, 64])
+@pytest.mark.parametrize("results", [3, 16, 37])
+def test_sums_of_several_channels_side_by_side(channels: int, results: int) -> None:
+    op = ConvTranspose((2, 2), (1, 1), (1, 1), (1, 1), (0, 0), layout=LAST)
+    graph = graph_of(
+        op(value(f"f32[1, 5, 6, {channels}]"), value(f"f32[{channels}, {results}, 4, 4]", "w"))
+    )
+    check(graph)
+
+
 def test_infinite_weights_that_are_data_multiply_padding() -> None:
     op = Conv((1, 1), (1, 1), (1, 1), (1, 1), layout=LAST)
     x = np.ones((1, 3, 4, 2), np.float32)

@@ -1,7 +1,8 @@
 """Convolutions of any form: any layout, groups, dilation, padding, rank, element type, transposed.
 
 Correct for all, and only as fast as simple loops: output channels in vectors, one multiply-add per
-load.
+load. A block with few vectors has several sums, of different input channels, so that multiply-adds
+do not wait for each other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from monograph.codegen.llvm.image.windows import (
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ir.dtype import f32, f64
+from monograph.ir.sizes import is_open
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.scalar import Scalar
@@ -39,6 +41,8 @@ from monograph.program.index import strides_of
 
 VECTORS = 6
 """Vectors of output channels that are multiplied with one input element at once."""
+SUMS = 8
+"""Vectors of sums that hide the latency of multiply-adds."""
 
 
 def window_conv(context: KernelContext) -> Kernel:
@@ -147,10 +151,21 @@ class _WindowConv:
         lanes = run.lanes if run.lanes > 1 else 0
         zero = self.scalars.literal(0, self.dtype, lanes).reg
         tap = partial(self._tap, n, c, group, run)
-        totals = self.windows.each(b, outputs, tap, [zero] * run.vectors)
+        count = run.vectors * self._side_by_side(run)
+        sums = self.windows.each(b, outputs, tap, [zero] * count)
+        totals = sums[: run.vectors]
+        for k in range(run.vectors, count):
+            v = k % run.vectors
+            both = (Scalar(x, self.dtype) for x in (totals[v], sums[k]))
+            totals[v] = self.scalars.add(*both).reg
         first = b.add(b.mul(group, self.group), c)
         for v, total in enumerate(totals):
             self._store(n, b.add(first, v * run.lanes), outputs, total, run.lanes)
+
+    def _side_by_side(self, run: ChannelBlocks) -> int:
+        """Return the number of input channels that have sums of their own."""
+        channels = 1 if is_open(self.channels) else self.channels
+        return max(1, min(SUMS // run.vectors, channels))
 
     def _store(self, n: Int, c: Int, outputs: list[Int], total: Reg, lanes: int) -> None:
         layout = self.op.layout
@@ -192,7 +207,16 @@ class _WindowConv:
                 for w, total in zip(weights, sums, strict=True)
             ]
 
-        return b.loop(0, self.channels, 1, one, totals)
+        width = run.vectors
+        together = len(totals) // width
+
+        def some(i: Int, sums: list[Reg]) -> list[Reg]:
+            parts = [sums[k * width : (k + 1) * width] for k in range(together)]
+            return [total for k, part in enumerate(parts) for total in one(b.add(i, k), part)]
+
+        whole = self.channels // together * together
+        sums = b.loop(0, whole, together, some, totals)
+        return b.loop(whole, self.channels, 1, one, sums[:width]) + sums[width:]
 
     def _factor(self, x: Reg, i: Int, outside: Reg | None) -> Scalar:
         """Return an element of the image, or zero outside of it."""
