@@ -99,5 +99,6 @@ def test_the_steps_have_one_order_for_each_target() -> None:
         "split_open_constants",
         "split_axes",
         "split_zero_points",
+        "widen_convolutions",
     }
     assert len(STEPS) >= len(cpu) - 1  # merging regions is a question to the target

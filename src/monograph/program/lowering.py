@@ -22,7 +22,11 @@ from monograph.program.fusion.op_classes import is_join, is_native, is_view, rea
 from monograph.program.fusion.region import Region
 from monograph.program.launch_regions import SplitAtHost, held_by_host
 from monograph.program.legalise.expand import expand, split_decoding
-from monograph.program.legalise.less_work import split_axes, split_zero_points
+from monograph.program.legalise.less_work import (
+    split_axes,
+    split_zero_points,
+    widen_convolutions,
+)
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.legalise.lower_random import with_states
 from monograph.program.legalise.normalise import normalise, split_reductions
@@ -182,6 +186,7 @@ CPU_LOWERING = (
             LoweringStep("split_open_constants", _graph_step(split_open_constants)),
             LoweringStep("split_axes", _graph_step(split_axes)),
             LoweringStep("split_zero_points", _graph_step(split_zero_points)),
+            LoweringStep("widen_convolutions", _graph_step(widen_convolutions)),
         ),
     ),
     *_STEPS_AND_MEMORY,

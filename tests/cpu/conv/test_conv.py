@@ -9,12 +9,15 @@ import pytest
 
 from monograph.codegen.llvm.conv import winograd
 from monograph.codegen.llvm.module.features import TABLE
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Value, constant, parse_type
+from monograph.ir.dtype import f16, f32
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.elementwise import Abs, Add
 from monograph.ops.shape import Concat, Slice
+from monograph.program.lowering import lower
 from tests.cpu.against import check
 from tests.rules.checks import graph_of, value
 from tests.samples import sample_graph
@@ -85,6 +88,28 @@ def test_types_and_groups(layout: str, dtype: str, out: object, groups: int) -> 
     x = value(f"{dtype}{shape}")
     op = Conv((2, 1), (1, 0), (0, 2), (1, 2), groups=groups, layout=layout)
     check(graph_of(op(x, weight(24, 12 // groups, 3, 2, dtype=dtype))))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_halves_are_converted_before_a_convolution(dtype: str) -> None:
+    """A chain of them has no step besides: each step converts its own result."""
+    x, kernel = value(f"{dtype}[1, 7, 6, 24]"), weight(24, 24, 3, 3, dtype=dtype)
+    op = window(2, 1, 1, layout=LAST)
+    graph = graph_of(op(Abs()(op(Abs()(x), kernel)), kernel))
+    check(graph, steps=3)
+    steps = lower(graph, CpuTarget()).program.steps
+    assert [s.region.anchor.inputs[0].dtype for s in steps if s.region.anchor] == [f32, f32]
+
+
+def test_halves_that_meet_few_weights_stay_halves() -> None:
+    """Depthwise convolutions, and weights that are packed in a run."""
+    x, op = Abs()(value("f16[1, 7, 6, 24]")), window(2, 1, 1, layout=LAST)
+    apart = replace(op, groups=24)
+    for y in (apart(x, weight(24, 1, 3, 3, dtype="f16")), op(x, value("f16[24, 24, 3, 3]", "w"))):
+        check(graph_of(y), steps=2)
+        anchor = lower(graph_of(y), CpuTarget()).program.steps[1].region.anchor
+        assert anchor is not None
+        assert anchor.inputs[0].dtype == f16
 
 
 @pytest.mark.parametrize("layout", ["channels_first", LAST])

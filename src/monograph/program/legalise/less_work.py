@@ -1,7 +1,8 @@
 """Replaces ops by ops with less work for the kernels of the CPU.
 
 Pools and interpolations over several axes become one step per axis, and pools read channels that
-are contiguous. Products of bytes leave their zero points.
+are contiguous. Products of bytes leave their zero points. Convolutions of halves become those of
+f32.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from monograph.ir import Graph, Op, Value, known
-from monograph.ir.dtype import i32
+from monograph.ir import Graph, Op, Value, constant, known
+from monograph.ir.dtype import f32, i32
 from monograph.ir.sizes import hint_of
-from monograph.ops.conv import DeformConv
+from monograph.ops.cast import Cast
+from monograph.ops.conv import Conv, DeformConv
 from monograph.ops.image import CROP, GridSample, taps, used_taps
 from monograph.ops.linear import Dot
 from monograph.ops.pool import AveragePool, LpPool, MaxPool, Pool
@@ -165,5 +167,31 @@ def split_zero_points(graph: Graph) -> Graph:
             return new
         made = dot_of_data(new)
         return new if isinstance(made, Reject) else made
+
+    return graph.rebuild(rebuilt)
+
+
+def widen_convolutions(graph: Graph) -> Graph:
+    """Replace convolutions of 16-bit floats by convolutions of f32 between casts.
+
+    A convolution adds in f32, and reads each element of its image for several taps and results:
+    converted once, with the step that makes it or copies it, an element costs less.
+    """
+
+    def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
+        if not inputs:
+            return old
+        new = old.op(*inputs)
+        if not isinstance(new.op, Conv) or not all(map(is_native, (new, *inputs))):
+            return new
+        x, w = inputs
+        weights = known(w)
+        halves = x.dtype == w.dtype and x.dtype.is_float and x.dtype.bits == 16
+        plain = new.op.layout == CHANNELS_LAST and not new.op.auto
+        # With one channel in each group, an element meets few weights.
+        if weights is None or not halves or not plain or w.tensor.static[1] == 1:
+            return new
+        wide = new.op(Cast(f32)(x), constant(weights.astype(f32.numpy)))
+        return Cast(new.dtype)(wide)
 
     return graph.rebuild(rebuilt)
