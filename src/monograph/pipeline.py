@@ -46,7 +46,7 @@ from monograph.passes.rule_passes import (
     RecogniseNorms,
     Simplify,
 )
-from monograph.rewrite import CPU_COST, GPU_COST, CostModel
+from monograph.rewrite import CPU_COST, CostModel
 from monograph.runtime.cpu.host_cost import host_cost
 from monograph.runtime.numerics.bisect import NumericCheck, check_pass
 
@@ -188,9 +188,14 @@ def target_options(config: Config, given: PassOptions | None = None) -> PassOpti
 
 
 def target_cost(config: Config) -> CostModel:
-    """Return the cost model of a configuration's target; that of the CPU is measured once."""
+    """Return the cost model of a configuration's target.
+
+    That of the CPU is measured once, that of a GPU follows its description.
+    """
     if config.on_gpu:
-        return GPU_COST
+        from monograph.runtime.gpu.driver.device_cost import device_cost
+
+        return device_cost(config)
     return host_cost(config) if config.target == "cpu" else CPU_COST
 
 

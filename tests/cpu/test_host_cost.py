@@ -10,7 +10,7 @@ from monograph.codegen.llvm.module.features import choose_features
 from monograph.config import make_config
 from monograph.errors import CodegenError
 from monograph.pipeline import target_cost
-from monograph.rewrite.cost import CPU_COST, GPU_COST
+from monograph.rewrite.cost import CPU_COST
 from monograph.runtime.cpu import host_cost
 from monograph.runtime.cpu.host_cost import REACHED, Measured, measure, rounded
 
@@ -69,4 +69,3 @@ def test_what_cannot_be_measured_has_the_default_cost(
     assert target_cost(make_config(cache_dir=str(tmp_path))) is CPU_COST
     assert target_cost(make_config(cache_dir="")) is CPU_COST
     assert target_cost(make_config(target="reference")) is CPU_COST
-    assert target_cost(make_config(target="gpu")) is GPU_COST

@@ -1,6 +1,7 @@
 """The cost model that rules and passes ask, and a default for each target.
 
-The CPU target replaces the figures of `CPU_COST` by measured ones (`runtime/cpu/host_cost.py`).
+The CPU target replaces the figures of `CPU_COST` by measured ones (`runtime/cpu/host_cost.py`), a
+GPU those of `GPU_COST` by its driver's description (`runtime/gpu/driver/device_cost.py`).
 Rules never hold a threshold of their own.
 """
 
