@@ -76,7 +76,7 @@ class _Softmax:
         nothing = Scalar(s.constant(0.0, self.dtype).reg, self.dtype)
         largest = self.rows.fold(place, [lowest], self._read, self._larger)
         tops = [t[0] for t in largest]
-        halving = self.dtype == f32 and not self.logarithm
+        halving = self.dtype == f32
 
         def weigh(point: Point, stream: int, totals: Totals) -> Totals:
             # The difference comes first: it is exact near the maximum, whatever its size.
