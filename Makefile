@@ -25,7 +25,7 @@ KINDS ?= single dynamic counted zero
 # On a machine with a GPU nothing is installed: its own Python has torch and triton.
 FROM_SOURCE := PYTHONPATH=src:. $(PYTHON)
 
-.PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses bench-sharing cliffs docs clean
+.PHONY: help demo test lint format type unit conformance models fuzz rewrites sweep bench bench-pauses bench-sharing bench-start cliffs docs clean
 .PHONY: campaign campaign-codegen nnsmith mutants dropin package site
 .PHONY: any-shape bench-any-shape bench-shapes
 .PHONY: bench-serve fuzz-serve soak-serve
@@ -157,6 +157,9 @@ bench-pauses: $(STAMP) ## Time requests after pauses beside ONNX Runtime (ARGS="
 
 bench-sharing: $(STAMP) ## Time eight threads on one session beside ONNX Runtime (ARGS="-k mobile")
 	$(BIN)/python -W ignore -m benchmarks.sharing $(ARGS)
+
+bench-start: $(STAMP) ## Time Ctrl-C during a compilation, and processes that start together
+	$(BIN)/python -W ignore -m benchmarks.cold_start $(ARGS)
 
 cliffs: $(STAMP) ## Time every op and model beside ONNX Runtime, and list those above 1.1x (ARGS="-k Pool")
 	$(BIN)/python -W ignore -m benchmarks.cliffs $(ARGS)

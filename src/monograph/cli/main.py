@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 a check failed, 2 wrong usage or a wrong model.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -313,6 +315,8 @@ app.command()(with_cache(doctor))
 
 def main() -> None:
     """The `monograph` command."""
+    # At its end the interpreter would search all values of a model for garbage.
+    atexit.register(gc.freeze)
     app()
 
 
