@@ -15,6 +15,7 @@ from monograph.ops.elementwise import Add, Clip, Exp, Mul, Neg, Sigmoid
 from monograph.ops.index import Gather
 from monograph.ops.linear import Dot
 from monograph.ops.quant import Dequantize
+from monograph.ops.scatter import ScatterElements
 from monograph.ops.shape import Concat, Slice
 from monograph.passes.base import Environment, run_pass, substitute
 from monograph.passes.horizontal.batch_towers import BatchTowers
@@ -136,8 +137,18 @@ def test_layers_that_are_none_say_why() -> None:
     environment = Environment()
     run_pass(BatchTowers(), graph_of(layer), environment)
     (miss,) = environment.trace.nearest("batch_towers")
-    assert miss.reason == (
-        "the weights are decoded at run time (expected a constant, given dequantize)"
+    start = "every run decodes the weights from constants"
+    assert miss.reason == f"{start} (expected one constant, given dequantize)"
+    scattered = ScatterElements(0)(
+        constant(np.zeros((4, 4), np.float32)),
+        constant(np.zeros((1, 1), np.int64)),
+        constant(np.ones((1, 1), np.float32)),
+    )
+    environment = Environment()
+    run_pass(BatchTowers(), graph_of(Dot()(x, scattered)), environment)
+    assert environment.trace.nearest("batch_towers")[0].reason == (
+        "every run computes the weights from constants (expected one constant, "
+        "given scatter_elements)"
     )
 
 

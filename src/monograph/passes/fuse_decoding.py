@@ -89,8 +89,9 @@ def _declined(value: Value, donated: dict[Value, Value]) -> str | None:
     if not op.causal:
         return "the attention is not causal"
     if op.extra != (LENGTHS,):
-        given = ", ".join(op.extra) or "nothing"
-        return f"lengths are not the only mask (expected {LENGTHS}, given {given})"
+        if not op.extra:
+            return f"the sequences have no lengths of their own (expected {LENGTHS})"
+        return f"lengths are not the only mask (expected {LENGTHS}, given {', '.join(op.extra)})"
     if op.masked_nan:
         return "a sequence of length 0 gives NaN (expected 0)"
     if q.tensor.dims[2] != 1:

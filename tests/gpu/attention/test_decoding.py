@@ -221,7 +221,7 @@ def test_why_it_is_not_fused() -> None:
     assert "causal" in declined(replace(graph, outputs=outputs))
     masked = Attention(0.25, True)(*y.inputs[:3])
     outputs = (("y", masked), *graph.outputs[1:])
-    wanted = "lengths are not the only mask (expected lengths, given nothing)"
+    wanted = "the sequences have no lengths of their own (expected lengths)"
     assert declined(replace(graph, outputs=outputs)) == wanted
     environment = Environment(CPU_COST)
     assert FuseDecoding().run(graph, environment) is graph

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from monograph.ir import Constant, Graph, Op, TensorType, Value
 from monograph.ops.conv import Conv
 from monograph.ops.linear import Dot
+from monograph.ops.quant import Dequantize
 from monograph.ops.shape import Broadcast, Reshape, Squeeze, Transpose, Unsqueeze
 from monograph.ops.window import CHANNELS_FIRST
 from monograph.passes.base import users_of
@@ -75,7 +76,8 @@ def why_no_layer(value: Value) -> str:
         return f"the layout is not channels first (expected {CHANNELS_FIRST}, given {op.layout})"
     if x.closed:
         return "the input is constant"
-    return f"the weights are decoded at run time (expected a constant, given {w.op.name})"
+    how = "decodes" if isinstance(w.op, Dequantize) else "computes"
+    return f"every run {how} the weights from constants (expected one constant, given {w.op.name})"
 
 
 def is_between(op: Op) -> bool:
