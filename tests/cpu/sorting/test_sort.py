@@ -56,6 +56,24 @@ def test_a_long_row_is_shared_out(threads: int, order: str) -> None:
     check(graph, {"x": x}, threads=threads)
 
 
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("kind", ["f32", "f16", "i32", "u8"])
+@pytest.mark.parametrize("k", [32, 45, 300, 600])
+def test_many_results_of_many_elements(features, kind: str, k: int) -> None:
+    """A bound is known first: ties, special numbers, and types of few values reach it too."""
+    x, rng = value(f"{kind}[2, {8 * k + 5}]"), np.random.default_rng(k)
+    shape, dtype = x.tensor.static, x.dtype.numpy
+    data = [rng.choice(EDGES, shape).astype(dtype), np.zeros(shape, dtype)]
+    if x.dtype.is_float:
+        data.append(rng.normal(size=shape).astype(dtype))
+    else:
+        data.append(np.frombuffer(rng.bytes(dtype.itemsize * x.tensor.size), dtype).reshape(shape))
+    for largest in (True, False):
+        graph = graph_of(*unpack(TopK(k, 1, largest)(x)))
+        for given in data:
+            check(graph, {"x": given}, features=features)
+
+
 def test_one_result_alone_and_results_that_go_on() -> None:
     x = value("f32[5, 60]")
     found = TopK(7, 1)(x)

@@ -22,7 +22,7 @@ from monograph.codegen.llvm.module.kernel import (
     synchronise,
 )
 from monograph.codegen.llvm.sorting.counting import Counting, ordered
-from monograph.codegen.llvm.sorting.topk import Heap
+from monograph.codegen.llvm.sorting.heap import Heap
 from monograph.ir.dtype import f64
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scalar import Scalar
