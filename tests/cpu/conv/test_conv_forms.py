@@ -7,15 +7,18 @@ import pytest
 
 import monograph
 from monograph.codegen.llvm.conv import direct_variants
-from monograph.codegen.llvm.conv.direct import ConvTiling, make_plan
+from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
 from monograph.codegen.llvm.matmul.tiles import RegisterTile
+from monograph.codegen.llvm.module.compile import compile_program
 from monograph.codegen.llvm.module.features import host_features
+from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Value, constant, parse_type
 from monograph.ops.composite import Silu
 from monograph.ops.conv import Conv
 from monograph.ops.conv_transpose import ConvTranspose
 from monograph.ops.elementwise import Abs, Add
 from monograph.ops.shape import Transpose
+from monograph.program.lowering import lower
 from tests.cpu.against import check
 from tests.frontend.nodes import node_model
 from tests.rules.checks import graph_of, value
@@ -64,6 +67,36 @@ def test_tall_images(shape, kernel, stride) -> None:
     op = Conv(stride, pads, pads, (1,) * rank, layout=LAST)
     y = op(Abs()(value(f"f32{list(shape)}")), weight(70, shape[-1], *kernel))
     check(graph_of(Silu()(Add()(y, weight(70)))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "dilation"),
+    [
+        ((1, 300, 1), (40,), (7,), (1,)),  # two pieces and a rest
+        ((2, 400, 1), (64,), (80,), (2,)),  # pieces only, further apart than the window is long
+        ((1, 150, 3), (33,), (1,), (1,)),
+        ((1, 90, 1, 2), (35, 1), (2, 1), (1, 1)),
+        ((1, 6, 60, 2), (3, 41), (1, 2), (1, 1)),
+    ],
+)
+def test_long_windows(shape, kernel, stride, dilation) -> None:
+    rank = len(kernel)
+    op = Conv(stride, (0,) * rank, (0,) * rank, dilation, layout=LAST)
+    check(graph_of(op(Abs()(value(f"f32{list(shape)}")), weight(37, shape[-1], *kernel))))
+    pads = tuple(k // 2 for k in kernel)
+    padded = Conv(stride, pads, pads, dilation, layout=LAST)
+    check(graph_of(padded(value(f"f32{list(shape)}"), weight(37, shape[-1], *kernel))))
+
+
+def test_code_of_a_long_window_does_not_grow_with_its_taps() -> None:
+    def lines(taps: int) -> int:
+        op = Conv((160,), (0,), (0,), (1,), layout=LAST)
+        graph = graph_of(op(value("f32[1, 9000, 1]"), weight(100, 1, taps)))
+        program = lower(graph, CpuTarget()).whole
+        texts = compile_program(program, host_features(), 2).texts
+        return "".join(texts).count("\n")
+
+    assert lines(512) <= lines(64) + 10
 
 
 def test_few_lines_and_many_weights() -> None:

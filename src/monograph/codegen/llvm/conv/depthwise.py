@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.conv.direct import Taps, sums_in_f32
+from monograph.codegen.llvm.conv.direct import sums_in_f32
 from monograph.codegen.llvm.conv.packing import Packing
+from monograph.codegen.llvm.conv.tiling import Taps
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import load_elements

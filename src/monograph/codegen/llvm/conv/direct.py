@@ -1,143 +1,33 @@
 """Direct convolution, channels last: a register tile of pixels by vectors of output channels.
 
 The input has a halo of zeros as wide as the padding, so no tap needs a bounds check. Each loaded
-pixel feeds every tap of the row and every output vector of the tile. A tiling is
-an axis along which the tiles run, and the registers that they fill.
+pixel feeds every tap of the row and every output vector of the tile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
 from monograph.codegen.llvm.conv.packing import Packing
+from monograph.codegen.llvm.conv.tiling import ConvTiling, Taps, make_plan
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import load_elements
 from monograph.codegen.llvm.matmul.tiles import (
-    FMAS_PER_CYCLE,
-    LOADS_PER_CYCLE,
-    MAX_ROWS,
-    MAX_VECTORS,
-    STORE_CYCLES,
-    TILE_CYCLES,
-    RegisterTile,
     Run,
-    room,
     split,
 )
-from monograph.codegen.llvm.module.features import Features
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
 from monograph.ir import Array, Value, known
 from monograph.ir.sizes import hint_of
 from monograph.ops.conv import Conv
 from monograph.program.memory.strided import strided
-
-T = TypeVar("T")
-CLEARLY = 0.7
-"""Another axis must take at most this share of the time along the last axis."""
-
-
-@dataclass(frozen=True)
-class Taps:
-    """One spatial dimension of a window: the taps that each load feeds."""
-
-    size: int
-    stride: int
-    dilation: int
-
-    def pixels(self, rows: int) -> list[int]:
-        """Return the offsets of the pixels that a row of outputs reads."""
-        return sorted(
-            {r * self.stride + k * self.dilation for r in range(rows) for k in range(self.size)}
-        )
-
-    def uses(self, pixel: int, rows: int) -> list[tuple[int, int]]:
-        """Return the (output, tap) pairs that a pixel feeds."""
-        found = []
-        for k in range(self.size):
-            r, rest = divmod(pixel - k * self.dilation, self.stride)
-            if rest == 0 and 0 <= r < rows:
-                found.append((r, k))
-        return found
-
-
-@dataclass(frozen=True)
-class ConvTiling:
-    """The spatial axis of the tiles, the register tile, and the estimated time in cycles."""
-
-    axis: int
-    tile: RegisterTile
-    cycles: float
-
-    def turned(self, items: Sequence[T]) -> tuple[T, ...]:
-        """Permute entries of spatial axes so that the tiles' axis is last."""
-        return (*items[: self.axis], *items[self.axis + 1 :], items[self.axis])
-
-    def turned_back(self, items: Sequence[T]) -> tuple[T, ...]:
-        """The inverse of `turned`."""
-        return (*items[: self.axis], items[-1], *items[self.axis : -1])
-
-
-def make_plan(value: Value, features: Features) -> ConvTiling:
-    """Return the tiling with the least estimated time on one core.
-
-    Tiles run along the last axis, where pixels are contiguous, unless another is clearly better: an
-    image one pixel wide.
-    """
-    *others, last = (_along(value, axis, features) for axis in range(value.tensor.rank - 2))
-    best = min(others, key=lambda p: p.cycles, default=last)
-    return best if best.cycles < CLEARLY * last.cycles else last
-
-
-def _along(value: Value, axis: int, features: Features) -> ConvTiling:
-    """Return the best tiling whose tiles run along an axis."""
-    assert isinstance(value.op, Conv)
-    shape = tuple(map(hint_of, value.tensor.static))
-    weights = value.inputs[1].tensor.static
-    pixels = shape[1 + axis]
-    vectors = -(-shape[-1] // features.lanes(32))
-    taps = Taps(weights[2 + axis], value.op.strides[axis], value.op.dilations[axis])
-    depth = math.prod(weights[1:]) // max(taps.size, 1)
-    best, least = RegisterTile(1, 1), float("inf")
-    for v in range(1, min(MAX_VECTORS, vectors) + 1):
-        # With a stride, at most two taps of weights are live at once.
-        held = v * (taps.size if taps.stride == 1 else min(taps.size, 2))
-        for r in range(1, min(MAX_ROWS, pixels) + 1):
-            if r * v + held + 1 > room(features, v):
-                break
-            cycles = _line_cycles(pixels, vectors, depth, taps, RegisterTile(r, v))
-            if cycles < least:
-                best, least = RegisterTile(r, v), cycles
-    if math.isinf(least):
-        least = _line_cycles(pixels, vectors, depth, taps, best)
-    lines = math.prod(shape[:-1]) // max(pixels, 1)
-    return ConvTiling(axis, best, least * lines)
-
-
-def _line_cycles(pixels: int, vectors: int, depth: int, taps: Taps, tile: RegisterTile) -> float:
-    total = 0.0
-    for columns in split(vectors, tile.vectors):
-        for run in split(pixels, tile.rows):
-            loads = len(taps.pixels(run.size)) + taps.size * columns.size
-            fmas = max(run.size * columns.size * taps.size, 8)
-            each = depth * max(loads / LOADS_PER_CYCLE, fmas / FMAS_PER_CYCLE)
-            each += run.size * columns.size * STORE_CYCLES + TILE_CYCLES
-            total += each * run.count * columns.count
-    return total
-
-
-def direct_cycles(value: Value, features: Features) -> float:
-    """The estimated time of a convolution by the direct kernel, in cycles of one core."""
-    return make_plan(value, features).cycles
-
 
 UNROLL = 2
 BIG_WEIGHTS = 600_000
@@ -386,27 +276,18 @@ class DirectConv:
 
     def _channels(self, x: Reg, w: Reg, sums: list[Reg], spot: Spot) -> tuple[list[Reg], Reg]:
         """Add the products of one row of taps, channel by channel."""
+        if self.taps.is_long:
+            return self._long_channels(x, w, sums, spot)
         b, panel, size = self.b, spot.panel, self.dtype.itemsize
         unroll = UNROLL if self.channels % UNROLL == 0 else 1
         width = self.taps.size * panel.size * self.lanes * 4
-        kind = vector(self.lanes, "float")
         pixels = self._pixels(spot)
 
         def some(_: Int, carried: list[Reg]) -> list[Reg]:
             *acc, xk, wk = carried
             for u in range(unroll):
-                held: dict[tuple[int, int], Reg] = {}
-                for pixel in pixels:
-                    where = (pixel - pixels[0]) * self.steps[-1] + u * self.x.strides[-1]
-                    one = load_elements(b, self.dtype, b.offset(xk, where * size))
-                    factor = b.splat(one.reg, self.lanes)
-                    for r, k in self.taps.uses(pixel, spot.run.size):
-                        for v in range(panel.size):
-                            if (k, v) not in held:
-                                place = u * width + (k * panel.size + v) * self.lanes * 4
-                                held[k, v] = b.load(kind, b.offset(wk, place), 4)
-                            at = r * panel.size + v
-                            acc[at] = b.intrinsic("fmuladd", factor, held[k, v], acc[at])
+                at = u * self.x.strides[-1]
+                self._row(acc, (xk, at), (wk, u * width), (self.taps, pixels), spot)
             return [
                 *acc,
                 b.offset(xk, unroll * self.x.strides[-1] * size),
@@ -415,6 +296,60 @@ class DirectConv:
 
         *result, _, last = b.loop(0, self.channels, unroll, some, [*sums, x, w])
         return result, last
+
+    def _long_channels(self, x: Reg, w: Reg, sums: list[Reg], spot: Spot) -> tuple[list[Reg], Reg]:
+        """Add the products of one row of many taps, channel by channel and piece by piece."""
+        b, size = self.b, self.dtype.itemsize
+        tap_bytes = spot.panel.size * self.lanes * 4
+
+        def channel(_: Int, carried: list[Reg]) -> list[Reg]:
+            *acc, first, wk = carried
+            xk = first
+            for taps, count in self.taps.pieces():
+                pixels = taps.pixels(spot.run.size)
+
+                def piece(
+                    _: Int, inner: list[Reg], taps: Taps = taps, pixels: list[int] = pixels
+                ) -> list[Reg]:
+                    *acc, xk, wk = inner
+                    self._row(acc, (xk, 0), (wk, 0), (taps, pixels), spot)
+                    step = taps.size * taps.dilation * self.steps[-1] * size
+                    return [*acc, b.offset(xk, step), b.offset(wk, taps.size * tap_bytes)]
+
+                *acc, xk, wk = b.loop(0, count, 1, piece, [*acc, xk, wk])
+            return [*acc, b.offset(first, self.x.strides[-1] * size), wk]
+
+        *result, _, last = b.loop(0, self.channels, 1, channel, [*sums, x, w])
+        return result, last
+
+    def _row(
+        self,
+        sums: list[Reg],
+        x: tuple[Reg, int],
+        w: tuple[Reg, int],
+        window: tuple[Taps, list[int]],
+        spot: Spot,
+    ) -> None:
+        """Add the products of some taps of one channel to the sums.
+
+        x: the first pixel and a distance in elements. w: the weights and a distance in bytes.
+        window: the taps, and the pixels that they read.
+        """
+        b, panel = self.b, spot.panel
+        kind = vector(self.lanes, "float")
+        taps, pixels = window
+        held: dict[tuple[int, int], Reg] = {}
+        for pixel in pixels:
+            where = (pixel - pixels[0]) * self.steps[-1] + x[1]
+            one = load_elements(b, self.dtype, b.offset(x[0], where * self.dtype.itemsize))
+            factor = b.splat(one.reg, self.lanes)
+            for r, k in taps.uses(pixel, spot.run.size):
+                for v in range(panel.size):
+                    if (k, v) not in held:
+                        place = w[1] + (k * panel.size + v) * self.lanes * 4
+                        held[k, v] = b.load(kind, b.offset(w[0], place), 4)
+                    at = r * panel.size + v
+                    sums[at] = b.intrinsic("fmuladd", factor, held[k, v], sums[at])
 
     def _finish(self, spot: Spot, sums: list[Reg]) -> None:
         b = self.b

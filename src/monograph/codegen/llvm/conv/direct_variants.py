@@ -19,7 +19,8 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.conv import direct
-from monograph.codegen.llvm.conv.direct import ConvTiling, DirectConv, Spot, make_plan, sums_in_f32
+from monograph.codegen.llvm.conv.direct import DirectConv, Spot, sums_in_f32
+from monograph.codegen.llvm.conv.tiling import LONG, ConvTiling, make_plan
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.matmul.tiles import Run, split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext
@@ -51,6 +52,7 @@ def serves_edges(value: Value) -> bool:
     dense = max(value.op.strides) == 1 and w.tensor.static[2:] == (3, 3)
     few = w.tensor.static[1] <= FEW and 0 not in value.tensor.static
     few = few and not any_open(x.tensor.dims)  # the ends of lines are at literal positions
+    few = few and max(w.tensor.static[2:]) <= LONG
     if not padded or not isinstance(x.op, Input) or not few or dense:
         return False
     # A padding zero times an infinity is NaN: such taps must not be skipped.

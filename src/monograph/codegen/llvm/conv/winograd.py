@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
-from monograph.codegen.llvm.conv.direct import direct_cycles
+from monograph.codegen.llvm.conv.tiling import direct_cycles
 from monograph.codegen.llvm.conv.winograd_direct import PlainTile, plain_weights
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue

@@ -15,7 +15,7 @@ import numpy as np
 
 from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.common.types import register
-from monograph.codegen.llvm.conv.direct import Taps
+from monograph.codegen.llvm.conv.tiling import Taps
 from monograph.codegen.llvm.emit.builder import Int
 from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars, load_elements
