@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from asyncio import AbstractEventLoop, Future
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,12 +27,25 @@ class BatchAxes:
     outputs: Mapping[str, int]
 
 
+class Answer(Protocol):
+    """A place for the answer to a request, as a Future is; its event loop sets it."""
+
+    def done(self) -> bool:
+        """Return True if the answer is set, or if nobody waits for it any more."""
+
+    def set_result(self, result: list[Array], /) -> None:
+        """Set the outputs."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Set the reason why there are none."""
+
+
 @dataclass(slots=True)
 class Waiting:
     """A request in the queue of a model."""
 
     feeds: Arrays
-    answer: Future[list[Array]]
+    answer: Answer
     loop: AbstractEventLoop
     group: Group
     rows: int

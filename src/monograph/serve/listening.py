@@ -14,6 +14,7 @@ import uvicorn
 
 from monograph.errors import ConfigError
 from monograph.serve.http.connections import limited_connections
+from monograph.serve.http.repeated import RepeatedCalls
 from monograph.serve.settings import ServerSettings
 from monograph.serve.sockets import address_of, listen, listen_unix, url_host
 
@@ -41,8 +42,8 @@ class Listening:
         """True unless the process is behind a front."""
         return self._sockets is None
 
-    def add_http(self, app: Any) -> None:
-        """Serve an application of ASGI."""
+    def add_http(self, app: Any, repeats: RepeatedCalls | None = None) -> None:
+        """Serve an application of ASGI, and requests that come again."""
         settings = self._settings
         listening: socket.socket
         if self._sockets is not None:
@@ -52,7 +53,7 @@ class Listening:
             listening = listen(settings.host, settings.http)
             scheme = "https" if settings.tls_cert else "http"
             self.addresses.append(f"{scheme}://{address_of(listening)}")
-        server = _Uvicorn(self._uvicorn_config(app))
+        server = _Uvicorn(self._uvicorn_config(app, repeats))
         self._http = server, asyncio.create_task(server.serve(sockets=[listening]))
 
     async def add_grpc(self, rpc: Any) -> None:
@@ -85,12 +86,12 @@ class Listening:
         if self._rpc is not None:
             await self._rpc.stop(self._settings.limits.drain_seconds)
 
-    def _uvicorn_config(self, app: Any) -> uvicorn.Config:
+    def _uvicorn_config(self, app: Any, repeats: RepeatedCalls | None) -> uvicorn.Config:
         limits = self._settings.limits
         behind = self._sockets is not None
         return uvicorn.Config(
             app,
-            http=limited_connections(limits),
+            http=limited_connections(limits, repeats),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -164,15 +164,20 @@ class Protocol2:
         return InferAnswer(name, model.version, call.id, [(n, found[n]) for n in wanted])
 
     def deadline(self, parameters: Mapping[str, Any]) -> float:
-        """Return the deadline of a request; `timeout` is in microseconds."""
+        """Return the deadline of a request."""
+        return time.monotonic() + self.seconds(parameters)
+
+    def seconds(self, parameters: Mapping[str, Any]) -> float:
+        """Return the time that a request has; `timeout` is in microseconds."""
+        if not parameters:
+            return self._seconds
         for name in _REFUSED:
             if parameters.get(name):
                 raise unimplemented(f"parameter {name!r} (a model with state)")
         timeout = parameters.get("timeout", 0)
         if not isinstance(timeout, int) or timeout < 0:
             raise invalid(f"parameter 'timeout' must be microseconds >= 0, got {timeout!r}")
-        seconds = min(timeout / 1e6, self._seconds) if timeout else self._seconds
-        return time.monotonic() + seconds
+        return min(timeout / 1e6, self._seconds) if timeout else self._seconds
 
     # Repository
 

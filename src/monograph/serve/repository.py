@@ -133,6 +133,8 @@ class Repository:
             return Entry(self._on_disk[name][newest], UNAVAILABLE if self.loaded else LOADING)
         if versions is None:
             raise RequestError(Failure.UNKNOWN, f"there is no model {name!r}")
+        if not version and len(versions) == 1:
+            return next(iter(versions.values()))
         if not version:
             ready = [v for v, e in versions.items() if e.model is not None]
             version = max(ready or versions, key=int)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable, Sequence
 
 from monograph.ir import Array
@@ -80,28 +80,33 @@ class Runner:
     async def submit(self, feeds: Arrays, deadline: float) -> list[Array]:
         """Return the outputs for checked feeds; `deadline` is a time of `time.monotonic`."""
         loop = asyncio.get_running_loop()
-        now = time.monotonic()
         group, rows = group_of(feeds, self.axes)
         size = sum([x.nbytes for x in feeds.values()])
-        waiting = Waiting(
-            feeds, loop.create_future(), loop, group, rows, size, now, deadline
-        )  # fmt: skip
-        with self._lock:
-            self._check_room(size)
-            self._queue.append(waiting)
-            self.waiting_bytes += size
-        short = self._typical < SHORT
-        if not short:
-            self._more.release()
-        elif not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._turn)
-        timer = None if short else loop.call_at(loop.time() + deadline - now, _expire, waiting)
+        answer: Future[list[Array]] = loop.create_future()
+        timer = self.enqueue(
+            Waiting(feeds, answer, loop, group, rows, size, time.monotonic(), deadline)
+        )
         try:
-            return await waiting.answer
+            return await answer
         finally:
             if timer is not None:
                 timer.cancel()
+
+    def enqueue(self, waiting: Waiting) -> TimerHandle | None:
+        """Queue a request, in the thread of its event loop; return the timer of its deadline."""
+        loop = waiting.loop
+        with self._lock:
+            self._check_room(waiting.nbytes)
+            self._queue.append(waiting)
+            self.waiting_bytes += waiting.nbytes
+        if self._typical >= SHORT:
+            self._more.release()
+            left = waiting.deadline - waiting.arrived
+            return loop.call_later(left, _expire, waiting)
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._turn)
+        return None
 
     def close(self) -> None:
         """End the thread after the requests that wait; those that take too long are refused."""
@@ -123,6 +128,7 @@ class Runner:
             raise _unloaded()
         full = len(self._queue) >= self._limits.queue
         if full or (self._queue and self.waiting_bytes + size > self._limits.queue_bytes):
+            self._statistics.failed(Failure.FULL.name.lower(), 0.0)
             raise RequestError(
                 Failure.FULL, f"the queue of the model is full ({len(self._queue)} requests)"
             )
@@ -196,7 +202,7 @@ class Runner:
     def _answers(self, batch: list[Waiting]) -> list[list[Array]]:
         """Run a batch."""
         if len(batch) == 1 or self._buffers is None:
-            return [self._timed(batch[0].feeds, max(batch[0].rows, 1))]
+            return [self._timed(_aligned(batch[0].feeds), max(batch[0].rows, 1))]
         before = time.perf_counter()
         rows = sum(w.rows for w in batch)
         feeds = self._buffers.joined(batch, rows)
@@ -246,6 +252,13 @@ class Runner:
             _answer(found)
         elif not loop.is_closed():
             loop.call_soon_threadsafe(_answer, found)
+
+
+def _aligned(feeds: Arrays) -> Arrays:
+    """Return feeds whose elements lie where a processor may read them."""
+    if all(x.flags.aligned for x in feeds.values()):
+        return feeds
+    return {name: x if x.flags.aligned else x.copy() for name, x in feeds.items()}
 
 
 def _answer(found: Sequence[tuple[Waiting, Answer]]) -> None:

@@ -48,7 +48,7 @@ class Server:
             loop.add_signal_handler(number, self._stop.set)
         listening = self._listening
         if self.settings.http is not None or not listening.addresses_are_public:
-            listening.add_http(self.app)
+            listening.add_http(self.app, self.app.repeats)
         if self.settings.grpc is not None:
             rpc = make_server(self.protocol, self.settings.limits, self._keys)
             await listening.add_grpc(rpc)

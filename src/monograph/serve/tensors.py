@@ -99,7 +99,7 @@ class TensorModel(ServedTensors):
         """Return the outputs for the inputs of a request, in model order."""
         started = time.monotonic()
         try:
-            checked = self._checked(feeds)
+            checked = self.checked(feeds)
         except MonographError:
             self.statistics.failed("invalid", time.monotonic() - started)
             raise
@@ -110,7 +110,7 @@ class TensorModel(ServedTensors):
         self.runner.close()
         self.session.close()
 
-    def _checked(self, feeds: Mapping[str, Any]) -> Arrays:
+    def checked(self, feeds: Mapping[str, Any]) -> Arrays:
         """Return the feeds in the order of the model; raise the session's error for wrong ones."""
         if len(feeds) == len(self._expected):
             checked: Arrays = {}

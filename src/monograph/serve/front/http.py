@@ -12,12 +12,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from monograph.serve.failures import Failure, RequestError, as_request_error
+from monograph.serve.failures import Failure, RequestError
 from monograph.serve.front.processes import Instance, Instances
 from monograph.serve.front.upstream import Headers, LostConnectionError, UpstreamAnswer
-from monograph.serve.http.app import error_body
 from monograph.serve.http.bodies import received
-from monograph.serve.http.routing import as_json, while_connected
+from monograph.serve.http.errors import failed_response
+from monograph.serve.http.routing import while_connected
 from monograph.serve.settings import Limits
 
 OWN = {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"upgrade",
@@ -48,9 +48,7 @@ class FrontApp:
         except ClientDisconnect:
             return
         except Exception as error:
-            found = as_request_error(error)
-            first = scope["path"].strip("/").split("/")[0]
-            response = as_json(error_body(first, found), found.kind.status)
+            response = failed_response(error, scope["path"].strip("/").split("/")[0])
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, body: bytes) -> Response:

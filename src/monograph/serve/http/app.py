@@ -15,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 from monograph.serve.failures import (
     Failure,
     RequestError,
-    as_request_error,
     unimplemented,
 )
 from monograph.serve.http.bodies import answered, read_body
+from monograph.serve.http.errors import failed_response
 from monograph.serve.http.infer import HEADER_LENGTH, read_call, write_answer
-from monograph.serve.http.openai import OpenAI, openai_error
+from monograph.serve.http.openai import OpenAI
+from monograph.serve.http.repeated import RepeatedCalls
 from monograph.serve.http.routing import (
     BINARY,
     JSON,
@@ -35,7 +36,6 @@ from monograph.serve.metrics import Metrics
 from monograph.serve.protocol import Protocol2
 from monograph.serve.served import ServedTensors
 
-RETRY_AFTER = {Failure.FULL: "1", Failure.UNAVAILABLE: "1"}
 _UNIMPLEMENTED = {
     "systemsharedmemory": "shared memory",
     "cudasharedmemory": "shared memory",
@@ -57,6 +57,8 @@ class HttpApp:
         self._metrics = Metrics(protocol.repository)
         self._log_requests = settings.log_requests
         self._started = time.monotonic()
+        self.repeats = None if settings.log_requests else RepeatedCalls(protocol, keys)
+        """The short way for requests that come again."""
         self.handlers: dict[str, Handler] = {
             "v2": self._v2,
             "v1": OpenAI(protocol.repository).handle,
@@ -82,7 +84,7 @@ class HttpApp:
         except ClientDisconnect:
             return
         except Exception as error:
-            response = self._failed(parts[0], error)
+            response = failed_response(error, parts[0])
         if self._log_requests:
             fields = {"path": scope["path"], "status": response.status_code}
             _log.info("%s %s", scope["method"], response.status_code, extra={"fields": fields})
@@ -96,15 +98,6 @@ class HttpApp:
         only(request, "GET", "HEAD")
         headers = {"content-security-policy": POLICY, "cache-control": "no-store"}
         return Response(PAGE, 200, headers, "text/html")
-
-    def _failed(self, first: str, error: Exception) -> Response:
-        found = as_request_error(error)
-        if found.kind is Failure.INTERNAL:
-            _log.exception("a request failed", exc_info=error)
-        headers = {"retry-after": RETRY_AFTER[found.kind]} if found.kind in RETRY_AFTER else {}
-        if found.kind in (Failure.TOO_LARGE, Failure.SLOW):
-            headers["connection"] = "close"  # the rest of the body is not read
-        return as_json(error_body(first, found), found.kind.status, headers)
 
     async def _v2(self, request: Request, parts: list[str]) -> Response:
         """Answer a request of the Open Inference Protocol."""
@@ -183,11 +176,6 @@ class HttpApp:
             case _:
                 raise RequestError(Failure.UNKNOWN, "the repository has no such operation")
         return as_json({})
-
-
-def error_body(first: str, error: RequestError) -> dict[str, Any]:
-    """Return an error in the form of the protocol that the path belongs to."""
-    return openai_error(error) if first == "v1" else {"error": str(error)}
 
 
 def _state(good: bool, found: dict[str, Any]) -> Response:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from monograph.ir import Array
+from monograph.ir import Array, DType
 from monograph.serve.datatypes import (
     checked_shape,
     datatype_of,
@@ -22,7 +24,49 @@ from monograph.serve.protocol import InferAnswer, InferCall
 HEADER_LENGTH = "inference-header-content-length"
 
 
-def read_call(body: bytes, header_length: str | None) -> tuple[InferCall, dict[str, bool]]:
+@dataclass(frozen=True, slots=True)
+class InputPlan:
+    """One input as the JSON of a request describes it."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    size: int | None
+    """The bytes of its binary data; None if its data are in the JSON."""
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """The part of a request that its JSON tells: all but the binary data."""
+
+    inputs: tuple[InputPlan, ...]
+    id: str
+    outputs: tuple[str, ...]
+    binary: Mapping[str, bool]
+    """The outputs that shall be binary; "" for the default."""
+    parameters: Mapping[str, Any]
+
+    def feeds(self, body: memoryview, at: int) -> dict[str, Array]:
+        """Return the inputs; the binary data begin at a place of the body."""
+        feeds: dict[str, Array] = {}
+        for given in self.inputs:
+            name, size = given.name, given.size
+            if size is None:
+                feeds[name] = from_json(given.data, given.dtype, given.shape, name)
+                continue
+            if size > len(body) - at:
+                raise invalid(
+                    f"input {name!r}: binary_data_size must be a size within the body, got {size}"
+                )
+            feeds[name] = from_bytes(body[at : at + size], given.dtype, given.shape, name)
+            at += size
+        if at != len(body):
+            raise invalid(f"{len(body) - at} bytes of the body belong to no input")
+        return feeds
+
+
+def read_call(body: bytes, header_length: str | None) -> tuple[InferCall, Mapping[str, bool]]:
     """Return the request of a body, and the outputs that shall be binary ("" for the default)."""
     whole = memoryview(body)
     length = len(body)
@@ -32,30 +76,34 @@ def read_call(body: bytes, header_length: str | None) -> tuple[InferCall, dict[s
                 f"{HEADER_LENGTH} must be a length within the body, got {header_length[:20]!r}"
             )
         length = int(header_length)
+    plan = read_plan(whole[:length])
+    feeds = plan.feeds(whole, length)
+    return InferCall(feeds, plan.id, plan.outputs, plan.parameters), plan.binary
+
+
+def read_plan(text: bytes | memoryview) -> CallPlan:
+    """Return what the JSON of a request tells."""
     try:
-        call = orjson.loads(whole[:length])
+        call = orjson.loads(text)
     except orjson.JSONDecodeError as e:
         raise invalid(f"the request is no JSON: {e}") from None
     if not isinstance(call, dict):
         raise invalid("the request must be a JSON object")
     parameters = _parameters(call, "the request")
-    feeds, at = _inputs(call, whole, length)
-    if at != len(body):
-        raise invalid(f"{len(body) - at} bytes of the body belong to no input")
+    inputs = _inputs(call)
     outputs, binary = _outputs(call)
     binary[""] = _flag(parameters, "binary_data_output")
     id_ = call.get("id", "")
     if not isinstance(id_, str):
         raise invalid(f"id must be a text, got {id_!r}")
-    return InferCall(feeds, id_, outputs, parameters), binary
+    return CallPlan(inputs, id_, tuple(outputs), binary, parameters)
 
 
-def _inputs(call: dict[str, Any], body: memoryview, at: int) -> tuple[dict[str, Array], int]:
-    """Return the inputs, and where the binary data end."""
-    feeds: dict[str, Array] = {}
+def _inputs(call: dict[str, Any]) -> tuple[InputPlan, ...]:
+    found: dict[str, InputPlan] = {}
     for given in _list_of(call, "inputs", required=True):
         name = given.get("name")
-        if not isinstance(name, str) or name in feeds:
+        if not isinstance(name, str) or name in found:
             raise invalid(f"each input must have a name of its own, got {name!r}")
         dtype = type_named(given.get("datatype"), name)
         shape = checked_shape(given.get("shape"), name)
@@ -63,18 +111,14 @@ def _inputs(call: dict[str, Any], body: memoryview, at: int) -> tuple[dict[str, 
         if "shared_memory_region" in parameters:
             raise unimplemented("shared memory")
         size = parameters.get("binary_data_size")
-        if size is None:
-            feeds[name] = from_json(given.get("data"), dtype, shape, name)
-            continue
-        if "data" in given:
+        if size is not None and "data" in given:
             raise invalid(f"input {name!r} has data both in JSON and in binary")
-        if type(size) is not int or not 0 <= size <= len(body) - at:
+        if size is not None and (type(size) is not int or size < 0):
             raise invalid(
                 f"input {name!r}: binary_data_size must be a size within the body, got {size!r}"
             )
-        feeds[name] = from_bytes(body[at : at + size], dtype, shape, name)
-        at += size
-    return feeds, at
+        found[name] = InputPlan(name, dtype, shape, size, given.get("data"))
+    return tuple(found.values())
 
 
 def _outputs(call: dict[str, Any]) -> tuple[list[str], dict[str, bool]]:
@@ -117,7 +161,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def write_answer(
-    answer: InferAnswer, binary: dict[str, bool]
+    answer: InferAnswer, binary: Mapping[str, bool]
 ) -> tuple[list[bytes | memoryview], int | None]:
     """Return the parts of the body, and the length of its JSON if binary data follow."""
     listed: list[dict[str, Any]] = []

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from monograph.generate.batching.options import RequestOptions
 from monograph.generate.text import is_unicode
 from monograph.serve.failures import Failure, RequestError, as_request_error, invalid
+from monograph.serve.http.errors import openai_error
 from monograph.serve.http.routing import as_json, only, read_object, while_connected
 from monograph.serve.language.fields import (
     CHAT,
@@ -34,19 +35,6 @@ from monograph.serve.served import GeneratedToken, Generation, ServedLanguage, T
 
 DEFAULT_TEXT_TOKENS = 16
 """The number of new tokens of a completion that names none."""
-
-
-def openai_error(error: RequestError) -> dict[str, Any]:
-    """Return an error in OpenAI's form."""
-    client = error.kind.status < 500
-    return {
-        "error": {
-            "message": str(error),
-            "type": "invalid_request_error" if client else "server_error",
-            "param": error.field if isinstance(error, FieldError) else None,
-            "code": error.kind.name.lower(),
-        }
-    }
 
 
 @dataclass
