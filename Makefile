@@ -141,7 +141,7 @@ bench-shapes: $(STAMP) ## Time many shapes beside ONNX Runtime: empty cache, dis
 dropin: $(STAMP) ## Packages written for onnxruntime, with it and with Monograph in its place (ARGS="magika nudenet")
 	$(BIN)/python -m benchmarks.dropin $(ARGS)
 
-bench-serve: $(STAMP) ## Time serving: overhead, throughput beside LitServe, overload (ARGS="overload --seconds 60")
+bench-serve: $(STAMP) ## Time serving: overhead, starts, overload, throughput beside LitServe and Triton (ARGS="overload --seconds 60")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check aiohttp
 	$(BIN)/python -m benchmarks.serve $(or $(ARGS),overhead)
 
