@@ -81,6 +81,9 @@ Logs = Annotated[
     str | None,
     typer.Option(metavar="text|json", help="The form of log records.", show_default="text"),
 ]
+Traces = Annotated[
+    bool, typer.Option("--traces", help="Make spans of OpenTelemetry, as its variables say.")
+]
 
 
 def serve(
@@ -101,6 +104,7 @@ def serve(
     tls_cert: Cert = None,
     tls_key: CertKey = None,
     logs: Logs = None,
+    traces: Traces = False,
     debug: Debug = False,
 ) -> None:
     """Serve models over HTTP and gRPC, until SIGTERM or Ctrl-C.
@@ -139,6 +143,7 @@ def serve(
         server: dict[str, Any] = {
             "http": http, "grpc": grpc, "host": host, "api_keys": api_keys, "tls_cert": tls_cert,
             "tls_key": tls_key, "logs": logs, "instances": instances,
+            "traces": traces or None,
         }  # fmt: skip
         settings = read_settings(models, config, **server, defaults=defaults, limits=limits)
         serve_models(settings)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from monograph.ir import Array
+from monograph.serve.tracing import RequestSpan
 
 Arrays: TypeAlias = dict[str, Array]
 Group: TypeAlias = tuple[Any, ...]
@@ -52,6 +53,7 @@ class Waiting:
     nbytes: int
     arrived: float
     deadline: float
+    span: RequestSpan | None = None
 
 
 def group_of(feeds: Arrays, axes: BatchAxes | None) -> tuple[Group, int]:

@@ -19,6 +19,7 @@ from monograph.serve.batches import Arrays, BatchAxes, Buffers, Waiting, choose,
 from monograph.serve.failures import Failure, RequestError, as_request_error
 from monograph.serve.settings import Limits
 from monograph.serve.statistics import ModelStatistics
+from monograph.serve.tracing import CURRENT
 
 SHORT = 300e-6
 """Runs up to this many seconds stay in the thread of the event loop."""
@@ -84,8 +85,10 @@ class Runner:
         size = sum([x.nbytes for x in feeds.values()])
         answer: Future[list[Array]] = loop.create_future()
         timer = self.enqueue(
-            Waiting(feeds, answer, loop, group, rows, size, time.monotonic(), deadline)
-        )
+            Waiting(
+                feeds, answer, loop, group, rows, size, time.monotonic(), deadline, CURRENT.get()
+            )
+        )  # fmt: skip
         try:
             return await answer
         finally:
@@ -172,6 +175,9 @@ class Runner:
         found = list(zip(live, answers, strict=True))
         for w, answer in found:
             took = ended - w.arrived
+            if w.span is not None:
+                w.span.step("queue", w.arrived, started)
+                w.span.step("run", started, ended, requests=len(live), rows=w.rows)
             if isinstance(answer, RequestError):
                 self._statistics.failed(answer.kind.name.lower(), took)
             else:

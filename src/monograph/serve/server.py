@@ -18,6 +18,7 @@ from monograph.serve.protocol import Protocol2
 from monograph.serve.repository import Repository
 from monograph.serve.rpc.service import make_server
 from monograph.serve.settings import ServerSettings
+from monograph.serve.tracing import make_traces
 
 _log = logging.getLogger("monograph.serve")
 _POLL = 0.02
@@ -36,7 +37,8 @@ class Server:
         self.repository = Repository(settings)
         self.protocol = Protocol2(self.repository)
         self._keys = ApiKeys(settings.api_keys)
-        self.app = HttpApp(self.protocol, self._keys)
+        self._traces = make_traces(settings.traces)
+        self.app = HttpApp(self.protocol, self._keys, self._traces)
         self._announce = announce
         self._listening = Listening(settings, sockets)
         self._stop = asyncio.Event()
@@ -50,7 +52,7 @@ class Server:
         if self.settings.http is not None or not listening.addresses_are_public:
             listening.add_http(self.app, self.app.repeats)
         if self.settings.grpc is not None:
-            rpc = make_server(self.protocol, self.settings.limits, self._keys)
+            rpc = make_server(self.protocol, self.settings.limits, self._keys, self._traces)
             await listening.add_grpc(rpc)
         if listening.addresses:
             self._announce(f"listening on {' and '.join(listening.addresses)}")
@@ -60,6 +62,8 @@ class Server:
         await listening.stop()
         await loading
         await asyncio.to_thread(self.repository.close)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     def _load(self) -> None:
         started = time.monotonic()

@@ -127,6 +127,8 @@ class ServerSettings:
     """The form of log records: "text" or "json"."""
     log_requests: bool = False
     """Log every request of HTTP."""
+    traces: bool = False
+    """Make spans of OpenTelemetry."""
     limits: Limits = field(default_factory=Limits)
     defaults: ModelSettings = field(default_factory=ModelSettings)
     by_model: Mapping[str, ModelSettings] = field(default_factory=dict)

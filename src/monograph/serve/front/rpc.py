@@ -83,6 +83,7 @@ class _Streams(InferenceService):
     def __init__(self, front: FrontService, keys: ApiKeys) -> None:
         self._front = front
         self._keys = keys
+        self._traces = None
 
     async def _infer(self, request: Any, context: Context) -> Any:
         try:

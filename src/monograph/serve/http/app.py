@@ -35,7 +35,10 @@ from monograph.serve.keys import ApiKeys
 from monograph.serve.metrics import Metrics
 from monograph.serve.protocol import Protocol2
 from monograph.serve.served import ServedTensors
+from monograph.serve.tracing import CURRENT, Traces, route_of
 
+CLOSED = 499
+"""The status of a request whose client is gone."""
 _UNIMPLEMENTED = {
     "systemsharedmemory": "shared memory",
     "cudasharedmemory": "shared memory",
@@ -49,7 +52,7 @@ Handler = Callable[[Request, list[str]], Awaitable[Response]]
 class HttpApp:
     """The application of ASGI. Each first part of a path belongs to one handler."""
 
-    def __init__(self, protocol: Protocol2, keys: ApiKeys) -> None:
+    def __init__(self, protocol: Protocol2, keys: ApiKeys, traces: Traces | None = None) -> None:
         settings = protocol.repository.settings
         self._protocol = protocol
         self._limits = settings.limits
@@ -57,8 +60,10 @@ class HttpApp:
         self._metrics = Metrics(protocol.repository)
         self._log_requests = settings.log_requests
         self._started = time.monotonic()
-        self.repeats = None if settings.log_requests else RepeatedCalls(protocol, keys)
-        """The short way for requests that come again."""
+        self._traces = traces
+        watched = settings.log_requests or traces is not None
+        self.repeats = None if watched else RepeatedCalls(protocol, keys)
+        """The short way for requests that come again; none where each has a record or a span."""
         self.handlers: dict[str, Handler] = {
             "v2": self._v2,
             "v1": OpenAI(protocol.repository).handle,
@@ -74,6 +79,22 @@ class HttpApp:
             return
         request = Request(scope, receive)
         parts = scope["path"].strip("/").split("/")
+        if self._traces is None:
+            await self._respond(request, parts, send)
+            return
+        route = route_of(parts)
+        with self._traces.request(
+            f"{request.method} {route}", request.headers, http__request__method=request.method,
+            http__route=route, url__path=scope["path"],
+        ) as span:  # fmt: skip
+            status = await self._respond(request, parts, send)
+            span.set(http__response__status_code=status)
+            if status >= Failure.INTERNAL.status:
+                span.failed(str(status))
+
+    async def _respond(self, request: Request, parts: list[str], send: Send) -> int:
+        """Answer a request; return the status."""
+        scope = request.scope
         try:
             handler = self.handlers.get(parts[0])
             if handler is None:
@@ -82,13 +103,18 @@ class HttpApp:
                 self._keys.check(request.headers)
             response = await handler(request, parts)
         except ClientDisconnect:
-            return
+            return CLOSED
         except Exception as error:
             response = failed_response(error, parts[0])
         if self._log_requests:
-            fields = {"path": scope["path"], "status": response.status_code}
+            span = CURRENT.get()
+            fields = {
+                "path": scope["path"], "status": response.status_code,
+                **({} if span is None else {"trace_id": span.trace_id}),
+            }  # fmt: skip
             _log.info("%s %s", scope["method"], response.status_code, extra={"fields": fields})
-        await response(scope, receive, send)
+        await response(scope, request.receive, send)
+        return response.status_code
 
     async def _metrics_text(self, request: Request, parts: list[str]) -> Response:
         only(request, "GET")

@@ -18,6 +18,7 @@ from monograph.serve.language.chat import find_template
 from monograph.serve.served import GeneratedToken, Generation, ServedLanguage, TokenRequest
 from monograph.serve.settings import Limits, ModelSettings
 from monograph.serve.statistics import ModelStatistics, fallbacks_of, memory_of
+from monograph.serve.tracing import CURRENT
 
 _POLL = 0.02
 
@@ -141,7 +142,10 @@ class _Sequence:
     def __init__(self, model: LanguageModel, stream: TokenStream) -> None:
         self._model, self.stream = model, stream
         self._arrived = time.monotonic()
+        self._begun = 0.0
+        self._made = 0
         self._ended = False
+        self._span = CURRENT.get()
 
     async def tokens(self) -> AsyncGenerator[GeneratedToken, None]:
         """Yield the tokens; the slot of the sequence is free when this ends."""
@@ -154,6 +158,9 @@ class _Sequence:
                     raise RequestError(Failure.EXPIRED, "the time for generation has passed")
                 now = time.monotonic()
                 self._model.statistics.tokens(now - last, first, now - self._arrived)
+                if first:
+                    self._begun = now
+                self._made += 1
                 first, last = False, now
                 if event.finish_reason is not None:
                     self._end("")
@@ -178,7 +185,12 @@ class _Sequence:
         self._ended = True
         self.stream.cancel()
         self._model.ended()
-        took = time.monotonic() - self._arrived
+        now = time.monotonic()
+        took = now - self._arrived
+        if self._span is not None:
+            self._span.step("first token", self._arrived, self._begun or now)
+            if self._begun:
+                self._span.step("tokens", self._begun, now, tokens=self._made)
         if failure:
             self._model.statistics.failed(failure, took)
         else:

@@ -30,6 +30,7 @@ from monograph.serve.remote.messages import (
 from monograph.serve.remote.repository import RemoteRepository
 from monograph.serve.scaling import HEAD, ModelScaling
 from monograph.serve.settings import ModelSettings, ServerSettings, read_settings
+from monograph.serve.tracing import make_traces
 
 try:
     from ray import serve
@@ -166,7 +167,8 @@ def _front_app(settings: ServerSettings, names: list[str]) -> HttpApp:
     links = {name: RayLink(serve.get_deployment_handle(deployment_name(name))) for name in names}
     repository = RemoteRepository(settings, links)
     threading.Thread(target=repository.load_all, name="find models", daemon=True).start()
-    return HttpApp(Protocol2(repository), ApiKeys(settings.api_keys))
+    traces = make_traces(settings.traces)
+    return HttpApp(Protocol2(repository), ApiKeys(settings.api_keys), traces)
 
 
 def deployment_name(model: str) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from monograph.serve.failures import RequestError, as_request_error, unimplemented
+from monograph.serve.failures import Failure, RequestError, as_request_error, unimplemented
 from monograph.serve.keys import ApiKeys
 from monograph.serve.protocol import Protocol2
 from monograph.serve.rpc.infer import parameters_of, read_call, write_answer
 from monograph.serve.rpc.messages import HEALTH_SERVICE, MESSAGES, SERVICE, TYPE_NUMBERS
 from monograph.serve.settings import Limits
+from monograph.serve.tracing import Traces
 
 _log = logging.getLogger("monograph.serve")
 STREAMED = 64
@@ -38,9 +39,10 @@ FINAL = "triton_enable_empty_final_response"
 class InferenceService:
     """The methods of `GRPCInferenceService`, and the check of health."""
 
-    def __init__(self, protocol: Protocol2, keys: ApiKeys) -> None:
+    def __init__(self, protocol: Protocol2, keys: ApiKeys, traces: Traces | None = None) -> None:
         self._protocol = protocol
         self._keys = keys
+        self._traces = traces
 
     def handlers(self) -> tuple[Any, ...]:
         """Return the handlers that a server of gRPC adds."""
@@ -50,7 +52,7 @@ class InferenceService:
             "ModelReady": self._unary("ModelReadyRequest", self._model_ready),
             "ServerMetadata": self._unary("Empty", self._server_metadata),
             "ModelMetadata": self._unary("ModelMetadataRequest", self._model_metadata),
-            "ModelInfer": self._unary("ModelInferRequest", self._infer),
+            "ModelInfer": self._unary("ModelInferRequest", self._traced_infer),
             "ModelStreamInfer": self.stream_handler(),
             "ModelConfig": self._unary("ModelConfigRequest", self._model_config),
             "ModelStatistics": self._unary("ModelStatisticsRequest", self._statistics),
@@ -139,6 +141,26 @@ class InferenceService:
         await self._protocol.unload(request.model_name)
         return MESSAGES["Empty"]()
 
+    async def _traced_infer(
+        self, request: Any, context: Context, method: str = "ModelInfer"
+    ) -> Any:
+        """Answer a request inside its span, if it has one."""
+        if self._traces is None:
+            return await self._infer(request, context)
+        name = f"{SERVICE}/{method}"
+        carrier = {k: str(v) for k, v in context.invocation_metadata() or ()}
+        with self._traces.request(name, carrier, rpc__system="grpc", rpc__method=name) as span:
+            try:
+                found = await self._infer(request, context)
+            except Exception as error:
+                kind = as_request_error(error).kind
+                span.set(rpc__response__status_code=kind.code)
+                if kind.status >= Failure.INTERNAL.status:
+                    span.failed(kind.code)
+                raise
+            span.set(rpc__response__status_code="OK")
+            return found
+
     async def _infer(self, request: Any, context: Context) -> Any:
         call, raw = read_call(request)
         left = context.time_remaining()
@@ -178,7 +200,8 @@ class InferenceService:
         """Return the answer to one request of a stream; an error is an answer too."""
         made = MESSAGES["ModelStreamInferResponse"]()
         try:
-            made.infer_response.CopyFrom(await self._infer(request, context))
+            found = await self._traced_infer(request, context, "ModelStreamInfer")
+            made.infer_response.CopyFrom(found)
         except Exception as error:
             _, made.error_message = status_of(error)
             made.infer_response.id = request.id
@@ -221,10 +244,12 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-def make_server(protocol: Protocol2, limits: Limits, keys: ApiKeys) -> Any:
+def make_server(
+    protocol: Protocol2, limits: Limits, keys: ApiKeys, traces: Traces | None = None
+) -> Any:
     """Return a server of gRPC under these limits, without an address."""
     made = grpc.aio.server(
         options=server_options(limits), maximum_concurrent_rpcs=limits.connections
     )
-    made.add_generic_rpc_handlers(InferenceService(protocol, keys).handlers())
+    made.add_generic_rpc_handlers(InferenceService(protocol, keys, traces).handlers())
     return made
