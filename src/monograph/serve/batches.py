@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from monograph.ir import Array
+from monograph.serve.batch_limit import BatchLimit
 from monograph.serve.tracing import RequestSpan
 
 Arrays: TypeAlias = dict[str, Array]
@@ -134,11 +135,12 @@ def parted(
     return found
 
 
-def choose(queue: list[Waiting], most: int) -> list[Waiting]:
-    """Take the requests of the next run from a queue: the oldest, and all that may join it."""
+def choose(queue: list[Waiting], limit: BatchLimit) -> list[Waiting]:
+    """Take the requests of the next run from a queue: the oldest, and those that may join it."""
     first = queue[0]
     if not first.rows:
         return [queue.pop(0)]
+    most = limit.rows(sum([w.rows for w in queue if w.group == first.group]))
     batch: list[Waiting] = []
     rest: list[Waiting] = []
     rows = 0

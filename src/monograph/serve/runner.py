@@ -15,6 +15,7 @@ from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable, Sequence
 
 from monograph.ir import Array
+from monograph.serve.batch_limit import BatchLimit
 from monograph.serve.batches import Arrays, BatchAxes, Buffers, Waiting, choose, group_of, parted
 from monograph.serve.failures import Failure, RequestError, as_request_error
 from monograph.serve.settings import Limits
@@ -48,7 +49,7 @@ class Runner:
         self._names = tuple(outputs)
         self._statistics = statistics
         self._limits = limits
-        self._most = max_batch
+        self._limit = BatchLimit(max_batch)
         self._buffers = Buffers(axes, max_batch) if axes is not None else None
         self._queue: list[Waiting] = []
         self._lock = threading.Lock()
@@ -199,7 +200,7 @@ class Runner:
             else:
                 kept.append(w)
         self._queue = kept
-        batch = choose(kept, self._most) if kept else []
+        batch = choose(kept, self._limit) if kept else []
         for w in batch:
             self.waiting_bytes -= w.nbytes
         self._running = len(batch)
@@ -228,6 +229,7 @@ class Runner:
         took = time.perf_counter() - before
         self._typical += (took - self._typical) / 4
         self._statistics.ran(rows, took)
+        self._limit.ran(rows, took)
         return outputs
 
     def _one_by_one(self, batch: list[Waiting], error: Exception) -> list[Answer]:
