@@ -25,6 +25,10 @@ from tests.serve.process import START, serving
 
 TUTORIAL = ROOT / "docs" / "tutorials" / "serving.md"
 ASKING = [b for page in PAGES for b in blocks(page, "sh") if b.needs == "server"]
+PAGES_OF_SERVER = {
+    f"docs/{name}.md"
+    for name in ("serve", "serve-inference", "serve-openai", "tutorials/load-test")
+}
 OF_COMMAND = [b for b in ASKING if b.page != str(TUTORIAL.relative_to(ROOT))]
 
 
@@ -98,4 +102,4 @@ def test_the_service_of_the_tutorial_answers() -> None:
 
 
 def test_each_page_of_the_server_has_a_block_that_runs() -> None:
-    assert {b.page for b in OF_COMMAND} >= {"docs/serve.md", "docs/serve-protocols.md"}
+    assert {b.page for b in OF_COMMAND} >= PAGES_OF_SERVER
