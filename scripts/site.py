@@ -73,6 +73,10 @@ def _function(name: str, member: Any) -> list[str]:
         signature = str(inspect.signature(member)).replace("monograph.", "")
     except (TypeError, ValueError):  # a member of a C type
         signature = "(...)"
+    # Parameters of the type Never are for other APIs' calls, which get an error.
+    signature = re.sub(r", \*\*\w+: 'Never'", "", signature)
+    signature = re.sub(r", \*\w+: 'Never'(?=\))", "", signature)
+    signature = re.sub(r"\*\w+: 'Never'", "*", signature)
     signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"\(self(, )?", "(", signature))
     return [f"```text\n{_broken(name + signature)}\n```", _prose(inspect.getdoc(member) or "")]
 

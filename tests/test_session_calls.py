@@ -123,6 +123,35 @@ def test_order_of_arguments_of_an_asynchronous_run(target: str, names: Any) -> N
     assert raised.value.expected == "session.run_async(feeds)"
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "named", "ours"),
+    [
+        ("run", (), {"output_names": ["y"], "input_feed": {}}, "run(feeds, outputs=['y'])"),
+        ("run", (None,), {"input_feed": {}}, "run(feeds)"),
+        ("run", (["y"], {}, None), {}, "run(feeds, outputs=['y'])"),
+        ("run", (None, {}), {"run_options": None}, "run(feeds)"),
+        ("run_async", (None, {}, print, None), {}, "run_async(feeds)"),
+        ("run_async", (["y"], {}), {"callback": print, "user_data": 1}, "run_async(feeds)"),
+    ],
+)
+def test_arguments_of_onnxruntime(call: str, given: Any, named: Any, ours: str) -> None:
+    session = monograph.load(affine(), target="reference")
+    with pytest.raises(FeedError, match="arguments of ONNX Runtime") as raised:
+        getattr(session, call)(*given, **named)
+    assert raised.value.expected == f"session.{ours}"
+
+
+@pytest.mark.parametrize("call", ["run", "run_async"])
+def test_other_arguments_of_a_run(call: str) -> None:
+    run = getattr(monograph.load(affine(), target="reference"), call)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        run(feeds(), other=1)
+    with pytest.raises(TypeError, match="5 arguments without a name; `out` has one"):
+        run(feeds(), None, None, None, None)
+    with pytest.raises(FeedError, match="missing"):
+        run()
+
+
 @pytest.mark.parametrize("call", ["run", "run_async"])
 @pytest.mark.parametrize("given", [None, [np.ones(3)], np.ones(3), "x"])
 @pytest.mark.parametrize("target", ["reference", "cpu"])
@@ -137,7 +166,12 @@ def test_feeds_without_names(target: str, given: Any, call: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ours"), [("get_inputs", "session.inputs"), ("get_modelmeta", "session.metadata")]
+    ("name", "ours"),
+    [
+        ("get_inputs", "session.inputs"),
+        ("get_modelmeta", "session.metadata"),
+        ("get_provider_options", "session.config"),
+    ],
 )
 def test_members_of_onnxruntime(name: str, ours: str) -> None:
     session = monograph.load(affine(), target="reference")

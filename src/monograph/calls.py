@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Never, NoReturn, Self, TypeAlias
 
 from monograph.bindings import Bindings
 from monograph.config import Config
@@ -35,13 +35,15 @@ from monograph.runtime.feeds import (
     check_feeds,
     text_as_objects,
 )
-from monograph.runtime.outputs import DonatedArrays, deliver, output_names
+from monograph.runtime.outputs import NOTHING, DonatedArrays, deliver, output_names
 from monograph.runtime.pending import Pending, Worker, ready
 
 Start: TypeAlias = Callable[[Executable, Feeds, Feeds], Pending]
 """Starts a run: an executable, its feeds, and memory for outputs."""
 
 
+_THEIR_ARGUMENTS = ("output_names", "input_feed", "run_options", "callback", "user_data")
+"""Names of arguments in calls of ONNX Runtime."""
 MAX_VARIANTS = 4
 """The most sets of inner values that a session keeps code for."""
 
@@ -81,10 +83,11 @@ class Calls:
 
     def run(
         self,
-        feeds: Feeds,
+        feeds: Feeds = NOTHING,
         outputs: Sequence[str] | None = None,
-        *,
+        *theirs: Never,
         out: Feeds | None = None,
+        **named: Never,
     ) -> Outputs:
         """Run the model once and return the outputs as fresh arrays, in model order.
 
@@ -95,6 +98,8 @@ class Calls:
         out: arrays to write outputs into, by name; they are returned for those outputs. A donated
             output may be given the array of its input, which is then updated in place.
         """
+        if theirs or named:
+            _refuse_arguments("run", (feeds, outputs, *theirs), named)
         try:
             self._worker.wait()
             if outputs is None:
@@ -105,7 +110,14 @@ class Calls:
         except InferError as e:
             raise _failed_on_data(e) from e
 
-    def run_async(self, feeds: Feeds, stream: Stream = None, out: Feeds | None = None) -> Pending:
+    def run_async(
+        self,
+        feeds: Feeds = NOTHING,
+        stream: Stream = None,
+        out: Feeds | None = None,
+        *theirs: Never,
+        **named: Never,
+    ) -> Pending:
         """Start a run and return at once; its `result()` are the outputs, in model order.
 
         The caller may change arrays on the host as soon as this returns. Runs of a session follow
@@ -115,6 +127,8 @@ class Calls:
             current one by default. Tensors are ordered by it, as by any other work on it.
         out: as for `run`; arrays are written before `result` returns.
         """
+        if theirs or named:
+            _refuse_arguments("run_async", (feeds, stream, out, *theirs), named)
         if stream is not None:
             _check_order(feeds, stream, "run_async")
         if self._target.enqueues:
@@ -282,6 +296,22 @@ def _check_order(feeds: object, second: object, call: str = "run") -> None:
         expected=f"session.{call}(feeds{named})",
         given=f"session.{call}({feeds!r}, feeds)",
         hint="monograph.onnxruntime.InferenceSession takes calls in ONNX Runtime's order",
+    )
+
+
+def _refuse_arguments(call: str, given: Sequence[object], named: Mapping[str, object]) -> NoReturn:
+    """Raise a FeedError that shows Monograph's call for ONNX Runtime's arguments."""
+    if unknown := [name for name in named if name not in _THEIR_ARGUMENTS]:
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
+    if not named and isinstance(given[0], Mapping) and given[0]:
+        raise TypeError(f"{call}() got {len(given)} arguments without a name; `out` has one")
+    names = named.get("output_names", given[0])
+    chosen = f", outputs={names!r}" if call == "run" and isinstance(names, (list, tuple)) else ""
+    raise FeedError(
+        "these are arguments of ONNX Runtime",
+        expected=f"session.{call}(feeds{chosen})",
+        given=", ".join(named) or f"{len(given)} arguments",
+        hint="monograph.onnxruntime.InferenceSession takes ONNX Runtime's arguments",
     )
 
 

@@ -72,6 +72,7 @@ _HABITS = {
     "get_modelmeta": "session.metadata",
     "get_session_options": "session.config",
     "get_providers": "session.config.target",
+    "get_provider_options": "session.config",
     "set_providers": 'monograph.load(..., target="gpu")',
     "io_binding": "session.run(feeds, out={name: array})",
     "run_with_iobinding": "session.run(feeds, out={name: array})",

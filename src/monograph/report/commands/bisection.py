@@ -6,7 +6,7 @@ goes on with the other where its own part is right and outputs differ, so that b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from monograph.report.commands.execute import (
 )
 from monograph.runtime.cpu.instrumented import OpenGraph, compile_stepped
 from monograph.runtime.dynamic.staged import compile_stages
-from monograph.runtime.executable import EXACT
+from monograph.runtime.executable import EXACT, Outputs
 from monograph.runtime.inputs import Chosen
 from monograph.runtime.numerics.bisect import NumericCheck, PassError
 from monograph.runtime.numerics.compare import Difference, compare_outputs
@@ -138,7 +138,9 @@ def check_steps(session: Session, feeds: Mapping[str, Any]) -> StepsChecked:
     graph = compiled_graph(session, feeds)
     stepped = compile_stepped(graph, compiler, checker.observe)
     own = isinstance(graph, OpenGraph) or session.executable(feeds).tier == EXACT
-    run = session.run if own else compile_stages(session.optimised_graph(feeds), compiler).run
+    run: Callable[[Mapping[str, Any]], Outputs] = session.run
+    if not own:
+        run = compile_stages(session.optimised_graph(feeds), compiler).run
     names = [p.name for p in session.outputs]
     apart = dict(zip(names, stepped(feeds), strict=True))
     whole = dict(zip(names, run(feeds), strict=True))
