@@ -47,6 +47,11 @@ def test_other_types_are_no_model(ort: Any, given: Any) -> None:
         ort.InferenceSession(given)
 
 
+def test_an_empty_path_is_no_model(ort: Any) -> None:
+    with pytest.raises(TypeError):
+        ort.InferenceSession("")
+
+
 def test_a_model_proto_is_no_model(ort: Any) -> None:
     with pytest.raises(TypeError, match="Unable to load from type"):
         ort.InferenceSession(models.parsed(models.square()))

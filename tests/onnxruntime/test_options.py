@@ -83,6 +83,17 @@ def test_a_number_is_no_level(ort: Any) -> None:
         ort.SessionOptions().graph_optimization_level = 1
 
 
+def test_texts_of_enumerations(ort: Any) -> None:
+    for member in (
+        ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        ort.ExecutionMode.ORT_PARALLEL,
+        ort.ExecutionOrder.DEFAULT,
+        ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+    ):
+        text = f"{type(member).__name__}.{member.name}"
+        assert (str(member), f"{member}", repr(member)) == (text, text, f"<{text}: {int(member)}>")
+
+
 @pytest.mark.parametrize("name", ["ORT_SEQUENTIAL", "ORT_PARALLEL"])
 def test_execution_modes(ort: Any, name: str) -> None:
     options = ort.SessionOptions()
@@ -113,6 +124,13 @@ def test_unknown_options(ort: Any, kind: str) -> None:
 def test_options_of_another_type(ort: Any, name: str, value: Any) -> None:
     with pytest.raises(TypeError):
         setattr(ort.SessionOptions(), name, value)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, False), (1, True), (None, False), (2.5, True)])
+def test_numbers_as_truth_values(ort: Any, value: Any, expected: bool) -> None:
+    options = ort.SessionOptions()
+    options.enable_mem_pattern = options.enable_profiling = value
+    assert options.enable_mem_pattern is options.enable_profiling is expected
 
 
 def test_config_entries(ort: Any) -> None:

@@ -334,3 +334,8 @@ def test_asynchronous_run(square: Any) -> None:
 def test_error_of_an_asynchronous_run(square: Any) -> None:
     results, _, problem = run_async(square, {"X": X[0]})
     assert (list(results), problem[:27]) == ([], "Invalid rank for input: X G")
+
+
+def test_missing_input_of_an_asynchronous_run(square: Any) -> None:
+    with pytest.raises(ValueError, match=r"Required inputs \(\['X'\]\) are missing"):
+        square.run_async(None, {}, lambda *_: None, None)

@@ -259,6 +259,13 @@ def test_binding_without_outputs(square: Any) -> None:
         square.run_with_iobinding(binding)
 
 
+def test_binding_without_inputs(square: Any) -> None:
+    binding = square.io_binding()
+    binding.bind_output("Y")
+    with pytest.raises(RuntimeError):
+        square.run_with_iobinding(binding)
+
+
 def test_binding_of_an_unknown_input(square: Any) -> None:
     with pytest.raises(RuntimeError, match="Failed to find NodeArg with name: Q"):
         square.io_binding().bind_cpu_input("Q", X)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, TypeAlias
 
-from monograph.onnxruntime.options import log_once
+from monograph.onnxruntime.options import NamedNumber, log_once
 
 
-class OrtAllocatorType(IntEnum):
+class OrtAllocatorType(NamedNumber):
     """Kinds of allocators."""
 
     INVALID = -1
@@ -18,7 +17,7 @@ class OrtAllocatorType(IntEnum):
     ORT_ARENA_ALLOCATOR = 1
 
 
-class OrtMemType(IntEnum):
+class OrtMemType(NamedNumber):
     """Uses of memory."""
 
     CPU_INPUT = -2
@@ -27,14 +26,14 @@ class OrtMemType(IntEnum):
     DEFAULT = 0
 
 
-class OrtDeviceMemoryType(IntEnum):
+class OrtDeviceMemoryType(NamedNumber):
     """Kinds of memory of a device."""
 
     DEFAULT = 0
     HOST_ACCESSIBLE = 5
 
 
-class OrtMemoryInfoDeviceType(IntEnum):
+class OrtMemoryInfoDeviceType(NamedNumber):
     """Kinds of devices."""
 
     CPU = 0

@@ -140,7 +140,7 @@ class IOBinding:
         try:
             results = dict(zip(known, self._run(), strict=True))
             made = {name: _put(results[name], place) for name, place in self._outputs.items()}
-        except MonographError as e:
+        except (MonographError, ValueError) as e:
             raise RuntimeError(f"Error in execution: {e}") from e
         self._results = [OrtValue(data) for data in made.values()]
 

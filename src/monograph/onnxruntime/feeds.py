@@ -34,11 +34,15 @@ class FeedReader:
         self._needed = [p.name for p in inputs if not isinstance(p.type, OptionalType)]
         self._absent = {p.name: None for p in inputs if isinstance(p.type, OptionalType)}
 
-    def read(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return feeds that the session takes; optionals that are not fed are None."""
+    def check_names(self, feeds: Mapping[str, Any]) -> None:
+        """Raise ValueError if an input is missing."""
         if missing := [name for name in self._needed if name not in feeds]:
             given = list(feeds.keys())
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({given}).")
+
+    def read(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return feeds that the session takes; optionals that are not fed are None."""
+        self.check_names(feeds)
         for name in feeds:
             if name not in self._ports:
                 raise InvalidArgument(f"Invalid input name: {name}")

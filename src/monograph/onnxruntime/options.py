@@ -6,7 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -21,7 +21,14 @@ OWN = "monograph."
 """The prefix of config entries that set Monograph's options: `monograph.cache_dir`."""
 
 
-class GraphOptimizationLevel(IntEnum):
+class NamedNumber(IntEnum):
+    """A number whose text is its name, as that of ONNX Runtime's enumerations."""
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
+
+
+class GraphOptimizationLevel(NamedNumber):
     """ONNX Runtime's levels of optimisation. Monograph always optimises."""
 
     ORT_DISABLE_ALL = 0
@@ -31,14 +38,14 @@ class GraphOptimizationLevel(IntEnum):
     ORT_ENABLE_ALL = 99
 
 
-class ExecutionMode(IntEnum):
+class ExecutionMode(NamedNumber):
     """The order of nodes on several threads. Monograph compiles the order in."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
-class ExecutionOrder(IntEnum):
+class ExecutionOrder(NamedNumber):
     """The order of nodes. Monograph chooses it."""
 
     DEFAULT = 0
@@ -85,6 +92,8 @@ def _as_type(name: str, value: Any, kind: type) -> Any:
     """Return a value of the type of an attribute; raise TypeError for other types."""
     if isinstance(value, kind):
         return value
+    if kind is bool and (value is None or hasattr(type(value), "__bool__")):
+        return bool(value)
     if kind is int:
         try:
             return operator.index(value)

@@ -74,7 +74,7 @@ class InferenceSession:
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(path_or_bytes, (str, os.PathLike, bytes)):
+        if not isinstance(path_or_bytes, (str, os.PathLike, bytes)) or path_or_bytes == "":
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if sess_options is not None and not isinstance(sess_options, SessionOptions):
             raise TypeError(f"`sess_options` must be SessionOptions, got {sess_options!r}")
@@ -261,6 +261,7 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> None:
         """Run the model on another thread; `callback` gets outputs, `user_data` and an error."""
+        self._reader.check_names(input_feed)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "monograph-onnxruntime")
 
