@@ -9,9 +9,13 @@ import numpy as np
 from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.ir import Graph, Input, Value, constant, tensor, unpack
 from monograph.ir.dtype import boolean, f32, i64
+from monograph.ops.attention import Attention
 from monograph.ops.control import If, Loop, Scan
-from monograph.ops.elementwise import Less, Neg
+from monograph.ops.elementwise import Exp, Less, Neg
 from monograph.ops.linear import Dot
+from monograph.ops.pool import MaxPool
+from monograph.ops.reduce import ArgMax, ReduceMax, ReduceSum
+from monograph.ops.scatter import ScatterNd
 from monograph.program.lowering import lower
 from monograph.program.work import outer_work, program_work, step_work
 from monograph.rewrite import Work
@@ -37,7 +41,7 @@ def dotted(x: Value) -> Value:
 def work_of(result: Value) -> tuple[Work, Work]:
     """All the work of a program, and what is outside of branches and loops."""
     program = lower(graph_of(unpack(result)[0]), CpuTarget()).whole
-    outside = sum(map(outer_work, program.steps), Work(0, 0, 0))
+    outside = sum((outer_work(program, s) for s in program.steps), Work(0, 0, 0))
     return program_work(program), outside
 
 
@@ -63,5 +67,38 @@ def test_what_only_data_tell_is_no_number() -> None:
     loop = Loop(body((i, go, s), Less()(i, constant(5, i64)), dotted(s)), 1)
     looped = loop(value("i64[]", "n"), value("bool[]", "c"), value("f32[4, 16]"))
     program = lower(graph_of(unpack(looped)[0]), CpuTarget()).whole
-    assert any(math.isnan(step_work(s).flops) for s in program.steps)
-    assert all(math.isfinite(outer_work(s).flops) for s in program.steps)
+    assert any(math.isnan(step_work(program, s).flops) for s in program.steps)
+    assert all(math.isfinite(outer_work(program, s).flops) for s in program.steps)
+
+
+def steps_of(result: Value) -> dict[str, Work]:
+    """The work of each step of a program, by the kind of the step."""
+    program = lower(graph_of(result), CpuTarget()).whole
+    return {s.region.kind: step_work(program, s) for s in program.steps}
+
+
+def test_attention_counts_both_products_for_what_queries_see() -> None:
+    q, k, v = value("f32[2, 4, 3, 8]", "q"), value("f32[2, 2, 5, 8]", "k"), value("f32[2, 2, 5, 6]")
+    pairs = {False: 15, True: 3 + 4 + 5}
+    for causal, seen in pairs.items():
+        (work,) = steps_of(Attention(causal=causal)(q, k, v)).values()
+        assert work.flops == 2 * 2 * 4 * seen * (8 + 6)
+    (work,) = steps_of(Attention(causal=True, window=2)(q, k, v)).values()
+    assert work.flops == 2 * 2 * 4 * (3 * 2) * (8 + 6)
+
+
+def test_sums_and_pools_count_what_they_read() -> None:
+    assert steps_of(ReduceSum((1,))(value("f32[4, 100]")))["reduce_sum"].flops == 400
+    assert steps_of(ArgMax(1)(value("f32[4, 100]")))["arg_max"].flops == 400
+    pool = MaxPool((3, 3), (2, 2), (0, 0), (0, 0), (1, 1))
+    assert steps_of(pool(value("f32[1, 2, 9, 9]")))["max_pool"].flops == 9 * 2 * 4 * 4
+
+
+def test_an_update_in_place_moves_what_it_replaces() -> None:
+    table = Exp()(value("f32[1000, 64]"))
+    updates = value("f32[2, 64]", "u")
+    done = ScatterNd()(table, value("i64[2, 1]", "i"), updates)
+    work = steps_of(ReduceMax((0,))(done))["scatter_nd"]
+    assert work.bytes == 2 * 8 + 2 * (2 * 64 * 4), "indices, updates, and where these go"
+    copied = steps_of(done)["scatter_nd"]
+    assert copied.bytes == 2 * 8 + 2 * 64 * 4 + 2 * (1000 * 64 * 4), "an output has its own memory"

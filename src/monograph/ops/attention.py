@@ -11,6 +11,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Dim, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
 from monograph.ir.dtype import BOOL, FLOAT, INT
+from monograph.ir.sizes import hint_of
 from monograph.ir.traits import INDEX, LENGTH, Demand, Known, known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
@@ -115,6 +116,22 @@ class Attention(Op):
         for name, t in zip(self.extra, extra, strict=True):
             self._check_extra(name, as_tensor(t), dtype, (batch, heads, queries, keys))
         return TensorType(dtype, (batch, heads, queries, v.dims[3]))
+
+    def operations(self, value: Value) -> float:
+        """Return those of both products, for the keys that the queries see."""
+        q, k, v = (x.tensor for x in value.inputs[:3])
+        if not (q.is_static and k.is_static and v.is_static):
+            return 0.0
+        batch, heads, queries, size = map(hint_of, q.static)
+        pairs = self._pairs(queries, hint_of(k.static[2]))
+        return 2.0 * batch * heads * pairs * (size + hint_of(v.static[3]))
+
+    def _pairs(self, queries: int, keys: int) -> int:
+        """Return how many pairs of a query and a key take part, where every length counts."""
+        pairs = queries * keys
+        if self.causal and keys >= queries:
+            pairs -= queries * (queries - 1) // 2
+        return min(pairs, queries * self.window) if self.window else pairs
 
     def _check_extra(
         self, name: str, t: TensorType, dtype: object, scores: tuple[Dim, Dim, Dim, Dim]

@@ -269,6 +269,12 @@ def layer_bound(value: Value, given: float, axis: int | None = None) -> float:
     return math.inf if math.isnan(low + high) else given * max(abs(low), abs(high))
 
 
+def elements(value: Value) -> float:
+    """Return the number of elements of a tensor; 0 where sizes are not known."""
+    known = isinstance(value.type, TensorType) and value.type.is_static
+    return float(hint_of(value.tensor.size)) if known else 0.0
+
+
 def layer_operations(value: Value, terms: int) -> float:
     """Return the operations of a layer that sums so many products for each element.
 

@@ -324,6 +324,11 @@ class DecodeAttention(Op):
     def attention(self) -> Attention:
         return Attention(self.scale, True, self.window, self.softcap, (LENGTHS,))
 
+    def operations(self, value: Value) -> float:
+        """Return those of the attention to whole caches."""
+        q, _, _, keys, values, *_ = value.inputs
+        return self.attention.operations(self.attention(q, keys, values, value.inputs[COUNTS]))
+
     def accumulation_length(self, *types: TensorType) -> int:
         """Return the terms of the attention to the caches and of the rotation before it."""
         q, _, _, keys, values, *_ = types

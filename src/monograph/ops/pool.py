@@ -32,7 +32,15 @@ from monograph.ir.dtype import FLOAT, i64
 from monograph.ir.layout import LayoutPlan, Order, channels_last, in_order
 from monograph.ir.traits import SUMS_MANY, known_product
 from monograph.ops import window as wi
-from monograph.ops.base import NUMERIC, as_tensor, check_allocation, check_kinds, narrow, widen
+from monograph.ops.base import (
+    NUMERIC,
+    as_tensor,
+    check_allocation,
+    check_kinds,
+    elements,
+    narrow,
+    widen,
+)
 
 P = TypeVar("P", bound="Pool")
 
@@ -96,6 +104,9 @@ class Pool(Op, abstract=True):
 
     def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
         return 0 if index == 0 and axis == 0 else None
+
+    def operations(self, value: Value) -> float:
+        return math.prod(self.kernel) * elements(value)
 
     def reference(self, x: Array) -> Array:
         plain = replace(self, layout=wi.CHANNELS_FIRST)

@@ -40,6 +40,7 @@ from monograph.ops.base import (
     along_axes,
     as_tensor,
     check_kinds,
+    elements,
     narrow,
     normalise_axes,
     normalise_axis,
@@ -84,6 +85,9 @@ class Reduction(Op, abstract=True):
         if axis in self.axes:
             return None
         return axis if self.keep else axis - sum(a < axis for a in self.axes)
+
+    def operations(self, value: Value) -> float:
+        return elements(value.inputs[0])
 
     def reference(self, x: Array) -> Array:
         return narrow(self.compute(widen(x)), from_numpy(x.dtype))
@@ -247,6 +251,9 @@ class ArgReduction(Op, abstract=True):
             raise InferError("no elements to choose from", given=x)
         kept: tuple[Dim, ...] = (1,) if self.keep else ()
         return TensorType(i64, x.dims[:axis] + kept + x.dims[axis + 1 :])
+
+    def operations(self, value: Value) -> float:
+        return elements(value.inputs[0])
 
     def batch_axis(self, index: int, axis: int, *types: TensorType) -> int | None:
         if axis == self.axis:

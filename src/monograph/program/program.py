@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from monograph.errors import VerifyError
 from monograph.ir import Constant, Graph, TensorType, Value
 from monograph.ir.sizes import SizeScope, hint_of, is_open
+from monograph.ops.composite import DecodeAttention
 from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.program.fusion.op_classes import is_join, is_leaf, is_view
 from monograph.program.fusion.region import Region
@@ -77,6 +78,27 @@ class Program:
         under = None if place is None else self.places.over.get(place.buffer.id)
         read = (self.places.storage.get(v) for v in step.region.inputs)
         return under is not None and any(p is not None and p.buffer.id == under for p in read)
+
+    def updated(self, step: Step) -> dict[Value, Value]:
+        """Return the results of a step that are an operand but for a part, with that operand.
+
+        The rest of the operand stays where it is: nothing copies it.
+        """
+        anchor = step.region.anchor
+        if anchor is None or not (
+            anchor.op.updates_first or isinstance(anchor.op, DecodeAttention)
+        ):
+            return {}
+        storage, over = self.places.storage, self.places.over
+        found = {}
+        for result in step.region.outputs:
+            place = storage.get(result)
+            under = None if place is None else over.get(place.buffer.id)
+            for operand in step.region.inputs:
+                held = storage.get(operand)
+                if under is not None and held is not None and held.buffer.id == under:
+                    found[result] = operand
+        return found
 
     def storage(self, value: Value) -> Storage:
         return self.places.storage[value]

@@ -28,26 +28,28 @@ EXPANDED_BYTES = 1 << 14
 """Fewer bytes are not worth a report: scales and small tables."""
 
 
-def step_work(step: Step) -> Work:
+def step_work(program: Program, step: Step) -> Work:
     """Return the work of a step: one launch, the multiply-adds of its anchor, one operation per
     other element, and bytes.
     """
     inside = (_inside(v) for v in step.region.body)
-    return sum(inside, outer_work(step))
+    return sum(inside, outer_work(program, step))
 
 
-def outer_work(step: Step) -> Work:
+def outer_work(program: Program, step: Step) -> Work:
     """Return the work of a step without its branches and loops, which depend on data."""
     region = step.region
-    moved = sum(_read_bytes(region, v) for v in region.inputs)
-    moved += sum(_bytes(v) for v in region.outputs)
+    updated = program.updated(step)
+    unread = {v for v in updated.values() if region.anchor and region.anchor.op.updates_first}
+    moved = sum(_read_bytes(region, v) for v in region.inputs if v not in unread)
+    moved += sum(_part_bytes(region, v) if v in updated else _bytes(v) for v in region.outputs)
     flops = sum(hint_of(v.op.operations(v)) for v in region.body)
     return Work(1, flops, moved)
 
 
 def program_work(program: Program) -> Work:
     """Return the work of all steps."""
-    return sum(map(step_work, program.steps), Work(0, 0, 0))
+    return sum((step_work(program, s) for s in program.steps), Work(0, 0, 0))
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,19 @@ def _read_bytes(region: Region, value: Value) -> float:
     if anchor is None or not anchor.op.looks_up:
         return _bytes(value)
     return min(_bytes(value), _bytes(anchor)) if value is anchor.inputs[0] else _bytes(value)
+
+
+def _part_bytes(region: Region, result: Value) -> float:
+    """Return the bytes that a step writes into an operand which it updates in place."""
+    anchor = region.anchor
+    assert anchor is not None
+    if isinstance(result.op, Item):  # a step of decoding: results 1 and 2 take operands 1 and 2
+        return _bytes(anchor.inputs[result.op.index])
+    return max((_bytes(v) for v in anchor.inputs[1:] if _same_dtype(v, result)), default=0.0)
+
+
+def _same_dtype(a: Value, b: Value) -> bool:
+    return isinstance(a.type, TensorType) and a.dtype == b.dtype
 
 
 def _bytes(value: Value) -> float:

@@ -167,7 +167,8 @@ def _steps(executable: GpuExecutable, stamps: Array) -> tuple[StepTime, ...]:
     found = []
     for number, step in enumerate(executable.program.steps):
         seconds = float(taken[positions == number].sum())
-        found.append(StepTime(number, step, True, seconds, (seconds,), step_work(step)))
+        work = step_work(executable.program, step)
+        found.append(StepTime(number, step, True, seconds, (seconds,), work))
     return tuple(found)
 
 

@@ -172,7 +172,7 @@ def _timed(parts: Sequence[TimedRun], stamps: Array, times: Array) -> tuple[Step
     seconds = np.median(times, axis=0) / 1e9
     busy = np.median(stamps[..., 1] - stamps[..., 0], axis=0) / 1e9
     host = {s for p in parts for s in p.module.segments if isinstance(s, Step)}
-    steps = [s for p in parts for s in p.program.steps]
+    steps = [(p.program, s) for p in parts for s in p.program.steps]
     return tuple(
         StepTime(
             number,
@@ -180,9 +180,9 @@ def _timed(parts: Sequence[TimedRun], stamps: Array, times: Array) -> tuple[Step
             step not in host,
             float(seconds[number]),
             tuple(map(float, busy[:, number])),
-            step_work(step),
+            step_work(program, step),
         )
-        for number, step in enumerate(steps)
+        for number, (program, step) in enumerate(steps)
     )
 
 

@@ -240,7 +240,7 @@ def useful_threads(program: Program, threads: int, larger: float = 1.0) -> int:
     larger: how many times as much work a run may have: sizes may be open.
     """
     # How much of what is inside branches and loops will run, only data tell.
-    sure = sum(map(outer_work, program.steps), Work(0, 0, 0))
+    sure = sum((outer_work(program, s) for s in program.steps), Work(0, 0, 0))
     alone = _ONE_CORE.seconds(sure) * larger < ALONE_SECONDS
     return 1 if alone else threads
 
