@@ -1,4 +1,4 @@
-"""Fixtures of every test: no cache of the user is read or written; tests left out are listed."""
+"""Fixtures of every test: no cache of the user, one kind of terminal; tests left out are listed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import importlib.util
 
 import pytest
 
+TERMINAL = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
+"""Variables that change how a text is written to a terminal."""
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     """Compiled objects go to a directory that goes with the test run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fixed_terminal() -> object:
+    """Texts have the form of one terminal, whichever runs the tests: see `TERM=dumb`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        for name in TERMINAL:
+            patch.delenv(name, raising=False)
         yield
 
 

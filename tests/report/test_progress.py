@@ -104,12 +104,20 @@ def test_threads_may_report() -> None:
     assert bar._display is None
 
 
-def test_only_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("terminal", "kind", "shown"), [
+    (True, "xterm-256color", True), (True, None, True), (True, "dumb", False),
+    (True, "unknown", False), (False, "xterm-256color", False), (False, "dumb", False),
+])  # fmt: skip
+def test_only_a_terminal_that_redraws_lines_gets_a_bar(
+    terminal: bool, kind: str | None, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert progress.DELAY_SECONDS == 1.0
-    for terminal in (True, False):
-        monkeypatch.setattr("sys.stderr", _Stream(terminal))
-        assert isinstance(compile_bar(), ProgressBar) is terminal
-    assert compile_bar() is silent
+    monkeypatch.setattr("sys.stderr", _Stream(terminal))
+    monkeypatch.delenv("TERM", raising=False)
+    if kind is not None:
+        monkeypatch.setenv("TERM", kind)
+    bar = compile_bar()
+    assert isinstance(bar, ProgressBar) if shown else bar is silent
 
 
 class _Stream(io.StringIO):
