@@ -213,6 +213,26 @@ def test_members_that_do_not_adjoin_are_joined() -> None:
         assert count(after, "dot") == [3]
 
 
+@pytest.mark.parametrize(("chosen", "softmaxes"), [((1, 2, 3), 1), ((0, 1, 3), 3)])
+def test_members_of_wide_layers_are_not_copied_to_adjoin(
+    chosen: Sequence[int], softmaxes: int
+) -> None:
+    """Members 1 to 3 are a slice of the stack; members 0, 1 and 3 would have to be copied."""
+    x = value("f32[2048, 512]")
+    members = [layer(x, 64) for _ in range(4)]
+    ends = [Softmax(-1)(v) if i in chosen else Tanh()(v) for i, v in enumerate(members)]
+    after, reasons = fuse(graph_of(*ends), cost=GPU_COST)
+    assert count(after, "dot", "softmax") == [1, softmaxes]
+    assert ("the members that agree do not adjoin" in reasons) == (softmaxes > 1)
+
+
+def test_users_of_unknown_sizes_are_not_stacked() -> None:
+    x, other = value("f32[3, 16]"), value("f32[N, 3, 8]", "other")
+    members = [relu(layer(x, 8)) for _ in range(3)]
+    after, _ = fuse(graph_of(*(Mul()(v, other) for v in members)), cost=GPU_COST)
+    assert count(after, "dot", "clip", "mul") == [1, 1, 3]
+
+
 def test_subsets_of_layers_that_need_each_other() -> None:
     """c needs a: b joins one of them, and three dots become two."""
     x, y = Abs()(value("f32[3, 8]")), Abs()(value("f32[3, 8]", "y"))
