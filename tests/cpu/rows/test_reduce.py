@@ -77,6 +77,31 @@ def test_operand_and_result_are_fused() -> None:
     check(graph_of(Add()(Sqrt()(ReduceSum((1,))(Mul()(x, x))), y)), steps=1)
 
 
+@pytest.mark.parametrize(("shape", "axes"), SHAPES[:-2])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
+def test_reductions_of_the_same_rows_are_one_step(
+    shape: str, axes: tuple[int, ...], dtype: str
+) -> None:
+    x = value(shape.replace("f32", dtype))
+    check(graph_of(ReduceMax(axes)(x), ReduceSum(axes)(x), ReduceMin(axes)(x)), steps=1)
+    squares = Mul()(x, x)
+    most, least = ReduceMax(axes)(squares), ReduceMin(axes)(squares)
+    y = value(f"{dtype}{list(most.tensor.static)}", "y")
+    # A value with two readers is stored.
+    check(graph_of(Add()(most, y), Abs()(least)), steps=2)
+
+
+def test_reductions_that_wait_or_differ_are_steps_of_their_own() -> None:
+    x, most = value("f32[6, 40]"), ReduceMax((1,))(value("f32[6, 40]"))
+    check(graph_of(Add()(most, ReduceMin((1,))(x))), steps=2)
+    # Something else between them needs one and is needed by the other.
+    total = ReduceSum((0,), keep=True)(Abs()(most))
+    check(graph_of(most, Mul()(ReduceMin((1,))(x), total)), steps=3)
+    check(graph_of(most, ReduceMin((0,))(x)), steps=2)
+    check(graph_of(most, ReduceMin((1,), keep=True)(x)), steps=2)
+    check(graph_of(most, ReduceMin((1,))(Abs()(x))), steps=2)
+
+
 def test_operand_is_read_through_views() -> None:
     x = value("f32[20, 6, 10]")
     turned = Transpose((2, 0, 1))(x)

@@ -36,6 +36,7 @@ from monograph.program.dynamic.bounded import BoundedLoop
 from monograph.program.dynamic.stages import is_host_loop
 from monograph.program.fusion.op_classes import is_native, is_view
 from monograph.program.fusion.region import Region
+from monograph.program.fusion.siblings import merge_reductions
 from monograph.program.legalise.lower_complex import in_parts
 from monograph.program.lowering import CPU_LOWERING, LoweringTarget
 from monograph.program.memory.buffer_assignment import Halo
@@ -164,6 +165,10 @@ class CpuTarget(LoweringTarget):
     def halo(self, user: Value, index: int) -> Halo | None:
         """Return the zeros that a padded convolution reads around its input."""
         return conv.halo(user, index)
+
+    def merged(self, graph: Graph, regions: list[Region]) -> list[Region]:
+        """Join reductions of the same rows."""
+        return merge_reductions(regions)
 
     def overwrites(self, region: Region) -> bool:
         """Return True for loops over elements, updates, state, and disjoint tiles of layers."""

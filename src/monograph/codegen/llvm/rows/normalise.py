@@ -96,7 +96,7 @@ class _Softmax:
         def write(point: Point, stream: int) -> None:
             x, scale = self.rows.kept_at(point, stream, self.dtype), self._of(scales, stream)
             y = s.sub(x, scale) if self.logarithm else s.mul(x, scale)
-            self.rows.finish(Scalar(y.reg, self.rows.anchor.dtype), point)
+            self.rows.finish(point, Scalar(y.reg, self.rows.anchor.dtype))
 
         self.rows.each(place, write)
 
@@ -231,4 +231,4 @@ class _Norm:
             y = s.fma(y, given[0], given[1])
         elif given:
             y = s.mul(y, given[0])
-        rows.finish(Scalar(y.reg, rows.anchor.dtype), point)
+        rows.finish(point, Scalar(y.reg, rows.anchor.dtype))

@@ -12,7 +12,7 @@ from monograph.codegen.common.registry import any_view, is_real
 from monograph.codegen.llvm.emit.elements import Point
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for
 from monograph.codegen.llvm.rows.rows import Join, LlvmRows, RowPosition, Step, Totals
-from monograph.ir import DType, Value
+from monograph.ir import DType, Op, Value
 from monograph.ir.dtype import BOOL, COMPLEX, UINT, f64, i32, i64
 from monograph.ir.sizes import hint_of
 from monograph.ops.reduce import (
@@ -27,6 +27,7 @@ from monograph.ops.reduce import (
     Reduction,
 )
 from monograph.ops.scalar import Scalar
+from monograph.program.fusion.siblings import siblings
 from monograph.program.index import Index
 
 
@@ -45,27 +46,28 @@ def reduction(context: KernelContext) -> Kernel:
         return _argument(context, anchor.op)
     op = anchor.op
     assert isinstance(op, Reduction)
-    rows = LlvmRows(context, op.axes)
+    rows = LlvmRows(context, op.axes, others=siblings(context.step.region))
     order = [] if rows.empty else rows.elements.plan((rows.operand,), rows.at)
+    ops = [v.op for v in rows.results]
 
     def join(x: Totals, y: Totals) -> Totals:
-        return [_joined(rows, op, x[0], y[0])]
+        return [_joined(rows, *each) for each in zip(ops, x, y, strict=True)]
 
     def step(point: Point, _: int, totals: Totals) -> Totals:
-        return join(totals, [rows.operand_at(point, order)])
+        return join(totals, [rows.operand_at(point, order)] * len(ops))
 
     def one(place: RowPosition) -> None:
-        start = rows.scalars.constant(_start(op, anchor.dtype), anchor.dtype)
-        plain = Scalar(start.reg, start.dtype)
-        totals = rows.fold(place, [plain], step, join)
+        starts = [rows.scalars.constant(_start(op, anchor.dtype), anchor.dtype) for op in ops]
+        plain = [Scalar(start.reg, start.dtype) for start in starts]
+        totals = rows.fold(place, plain, step, join)
         for point, total in zip(place.points, totals, strict=True):
-            rows.finish(total[0], point)
+            rows.finish(point, *total)
 
     rows.run(one)
     return rows.kernel()
 
 
-def _start(op: Reduction, dtype: DType) -> float | int:
+def _start(op: Op, dtype: DType) -> float | int:
     """Return the neutral element."""
     if isinstance(op, (ReduceSum, ReduceProd)):
         return int(isinstance(op, ReduceProd))
@@ -86,7 +88,7 @@ def highest(dtype: DType) -> float | int:
     return (1 << (dtype.bits - (dtype.kind != UINT))) - 1
 
 
-def _joined(rows: LlvmRows, op: Reduction, x: Scalar, y: Scalar) -> Scalar:
+def _joined(rows: LlvmRows, op: Op, x: Scalar, y: Scalar) -> Scalar:
     s = rows.scalars
     if isinstance(op, ReduceSum):
         return s.add(x, y)
@@ -127,7 +129,7 @@ def _argument(context: KernelContext, op: ArgReduction) -> Kernel:
         never = s.constant(-1 if op.last else 2**31 - 1, i32)
         plain = [Scalar(t.reg, t.dtype) for t in (start, never)]
         for point, total in zip(place.points, rows.fold(place, plain, step, join), strict=True):
-            rows.finish(s.cast(total[1], i64), point)
+            rows.finish(point, s.cast(total[1], i64))
 
     rows.run(one)
     return rows.kernel()
@@ -166,7 +168,7 @@ def scan(context: KernelContext) -> Kernel:
     def step(point: Point, _: int, totals: Totals) -> Totals:
         x = s.cast(rows.operand_at(point, order), wide)
         total = s.add(totals[0], x) if isinstance(op, CumSum) else s.mul(totals[0], x)
-        rows.finish(s.cast(totals[0] if op.exclusive else total, anchor.dtype), point)
+        rows.finish(point, s.cast(totals[0] if op.exclusive else total, anchor.dtype))
         return [total]
 
     def one(place: RowPosition) -> None:

@@ -59,7 +59,14 @@ class RowPosition:
 class LlvmRows:
     """Loops over the rows of an anchor's first operand, and over the elements of each."""
 
-    def __init__(self, context: KernelContext, axes: Sequence[int], keeps: bool = False) -> None:
+    def __init__(
+        self,
+        context: KernelContext,
+        axes: Sequence[int],
+        keeps: bool = False,
+        others: Sequence[Value] = (),
+    ) -> None:
+        """others: further reductions of the same rows."""
         region = context.step.region
         self.context, self.anchor, self.outputs = context, context.anchor, region.outputs
         self.operand: Value = context.anchor.inputs[0]
@@ -71,7 +78,9 @@ class LlvmRows:
         self.b = b = context.builder(spare=1)
         self.elements = elements_of(context, b)
         self.scalars = self.elements.scalars
-        self.elements.given[self.anchor] = Scalar(Reg("", ""), self.anchor.dtype)
+        self.results = (self.anchor, *others)
+        for value in self.results:
+            self.elements.given[value] = Scalar(Reg("", ""), value.dtype)
         self._nest()
         widest = max(v.dtype.bits for v in (*region.inputs, *region.body))
         self.lanes = context.features.lanes(max(widest, 32))
@@ -348,9 +357,9 @@ class LlvmRows:
         found: Scalar = self.elements.emit(order, point)[Element(self.operand, self.at)]
         return found
 
-    def finish(self, result: Scalar, point: Point) -> None:
-        """Emit the epilogue, and the stores."""
-        self.elements.given[self.anchor] = result
+    def finish(self, point: Point, *results: Scalar) -> None:
+        """Emit the epilogue, and the stores; the anchor's result is the first."""
+        self.elements.given.update(zip(self.results, results, strict=True))
         order = self.elements.plan(self.outputs, self.out_at)
         made = self.elements.emit(order, point)
         for value in self.outputs:
