@@ -44,7 +44,8 @@ def _rows(region: Region) -> object:
     anchor = region.anchor
     if anchor is None or not isinstance(anchor.op, KINDS) or siblings(region):
         return None
-    return anchor.inputs[0], anchor.op.axes, anchor.tensor.dims, anchor.dtype
+    # Sizes are not compared: a comparison of open ones would be a guard.
+    return anchor.inputs[0], anchor.op.axes, anchor.op.keep, anchor.dtype
 
 
 def _may_join(first: Region, second: Region, between: Sequence[Region | None]) -> bool:
