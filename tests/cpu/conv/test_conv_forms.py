@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 import monograph
 from monograph.codegen.llvm.conv import direct_variants
+from monograph.codegen.llvm.conv.general import pixel_blocks
 from monograph.codegen.llvm.conv.tiling import ConvTiling, make_plan
+from monograph.codegen.llvm.image.windows import correlated, transposed
 from monograph.codegen.llvm.matmul.tiles import RegisterTile
 from monograph.codegen.llvm.module.compile import compile_program
 from monograph.codegen.llvm.module.features import host_features
@@ -259,6 +263,44 @@ def test_sums_of_several_channels_side_by_side(channels: int, results: int) -> N
         op(value(f"f32[1, 5, 6, {channels}]"), value(f"f32[{channels}, {results}, 4, 4]", "w"))
     )
     check(graph)
+
+
+@pytest.mark.parametrize("form", [transposed, correlated])
+def test_blocks_of_pixels_read_the_same_taps(form: object) -> None:
+    found = 0
+    ranges = (range(5, 20, 4), range(1, 5), range(1, 4), range(1, 3), range(3))
+    for size, kernel, stride, dilation, pad in itertools.product(*ranges):
+        reach = (kernel - 1) * dilation + 1
+        larger = (size - 1) * stride + reach - 2 * pad
+        smaller = (size + 2 * pad - reach) // stride + 1
+        outputs = larger if form is transposed else smaller
+        if outputs < 1:
+            continue
+        span = form(outputs, size, kernel, stride, dilation, pad)
+        made = pixel_blocks(span, stride if form is transposed else 1, 3)
+        if made is None:
+            continue
+        blocks = made.starts[:, None] + made.apart * np.arange(3)
+        every = np.concatenate([blocks.ravel(), made.single])
+        assert sorted(every) == list(range(outputs))
+        for block in blocks:
+            assert np.ptp(span.first[block]) == np.ptp(span.count[block]) == 0
+            assert list(np.diff(span.place[block])) == [made.step] * 2
+        found += len(blocks)
+    assert found > 100
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 2), (3, 2, 1)])
+def test_rows_of_pixels(dtype: str, stride: int, dilation: int, groups: int) -> None:
+    """Long rows have blocks of pixels, and pixels at the edges that are left."""
+    strides, pads = (1, stride), (1, 2)
+    spread = ConvTranspose(strides, pads, pads, (1, dilation), (0, 0), groups=groups, layout=LAST)
+    x, w = value(f"{dtype}[1, 3, 41, 6]"), value(f"{dtype}[6, 18, 3, 4]", "w")
+    check(graph_of(spread(x, w)))
+    gathered = Conv(strides, pads, pads, (1, dilation), groups=groups, layout="channels_first")
+    x, w = value(f"{dtype}[1, 6, 3, 41]"), value(f"{dtype}[18, {6 // groups}, 3, 4]", "w")
+    check(graph_of(gathered(x, w)))
 
 
 def test_infinite_weights_that_are_data_multiply_padding() -> None:

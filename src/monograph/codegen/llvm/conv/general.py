@@ -1,13 +1,14 @@
 """Convolutions of any form: any layout, groups, dilation, padding, rank, element type, transposed.
 
-Correct for all, and only as fast as simple loops: output channels in vectors, one multiply-add per
-load. A block with few vectors has several sums, of different input channels, so that multiply-adds
-do not wait for each other.
+Correct for all, and only as fast as simple loops: output channels in vectors. Neighbouring outputs
+that read the same taps share loaded weights. Elsewhere a block with few vectors has several sums,
+of different input channels, so that multiply-adds do not wait for each other.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from monograph.codegen.llvm.emit.elements import Epilogue
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.image.windows import (
     ChannelBlocks,
+    TapSpan,
     Windows,
     all_taps,
     blocks,
@@ -29,7 +31,14 @@ from monograph.codegen.llvm.image.windows import (
     index_in,
     transposed,
 )
-from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, pointers, share
+from monograph.codegen.llvm.matmul.tiles import room
+from monograph.codegen.llvm.module.kernel import (
+    Kernel,
+    KernelContext,
+    LlvmPacked,
+    pointers,
+    share,
+)
 from monograph.ir import Array, DType, Value, is_finite, known
 from monograph.ir.dtype import f32, f64
 from monograph.ir.sizes import is_open
@@ -43,6 +52,60 @@ VECTORS = 6
 """Vectors of output channels that are multiplied with one input element at once."""
 SUMS = 8
 """Vectors of sums that hide the latency of multiply-adds."""
+MOST_PIXELS = 8
+"""The most outputs that share loaded weights."""
+
+
+@dataclass(frozen=True)
+class PixelBlocks:
+    """Outputs along the last axis, in blocks that read the same taps."""
+
+    size: int
+    """The outputs of a block."""
+    apart: int
+    """The distance between the outputs of a block."""
+    step: int
+    """The distance between the places that a tap of theirs reads."""
+    starts: Array
+    """The first outputs of the blocks."""
+    single: Array
+    """The outputs in no block."""
+
+    @property
+    def lists(self) -> list[tuple[int, Array]]:
+        """Return the sizes of blocks, with the first outputs of all blocks of a size."""
+        lists = ((self.size, self.starts), (1, self.single))
+        return [(size, starts) for size, starts in lists if starts.size]
+
+
+def pixel_blocks(span: TapSpan, apart: int, size: int) -> PixelBlocks | None:
+    """Divide the outputs along an axis into blocks; None if there are none."""
+    starts: list[int] = []
+    single: list[int] = []
+    whole = span.count > 0
+    # Most outputs read places of one distance: those at edges do not.
+    moved = (span.place[apart:] - span.place[:-apart])[whole[apart:] & whole[:-apart]]
+    if not moved.size:
+        return None
+    steps, times = np.unique(moved, return_counts=True)
+    step = int(steps[times.argmax()])
+    for first in range(apart):
+        rest = list(range(first, len(span.first), apart))
+        while rest:
+            block = np.array(rest[:size])
+            fits = len(block) == size and _same_taps(span, block, step)
+            (starts if fits else single).append(rest[0])
+            rest = rest[size if fits else 1 :]
+    if not starts:
+        return None
+    lists = (np.array(outputs, np.int64) for outputs in (starts, sorted(single)))
+    return PixelBlocks(size, apart, step, *lists)
+
+
+def _same_taps(span: TapSpan, block: Array, step: int) -> bool:
+    places = span.place[block] - step * np.arange(len(block))
+    same = (len(np.unique(column[block])) == 1 for column in (span.first, span.count))
+    return bool(all(same) and (places == places[0]).all() and span.count[block[0]] > 0)
 
 
 def window_conv(context: KernelContext) -> Kernel:
@@ -96,16 +159,46 @@ class _WindowConv:
         op = self.op
         axes = (self.outputs, self.sizes, self.kernel, op.strides, op.dilations, op.pads_begin)
         self.windows = Windows(context, [form(*axis) for axis in zip(*axes, strict=True)])
+        lanes = context.features.lanes(self.dtype.bits)
+        # A block belongs to one group; the groups are handled as an outer spatial axis.
+        runs = blocks(self.group, lanes, VECTORS)
+        self.pixels = self._pixel_blocks(max((r.vectors for r in runs), default=1))
+        listed = self.pixels.lists if self.pixels else []
+        tables = [context.argument(LlvmPacked(starts)) for _, starts in listed]
         b = self.b = context.builder()
         self.pointers = pointers(b, context.arguments)
         self.scalars = LlvmScalars(b, context.features)
         self.epilogue = Epilogue(context, b)
         self.packing.emit(b, self._pack_in_run)
-        lanes = context.features.lanes(self.dtype.bits)
-        # A block belongs to one group; the groups are handled as an outer spatial axis.
-        runs = blocks(self.group, lanes, VECTORS)
-        each_pixel(b, context.threads, self.batch, (*self.outputs, op.groups), runs, self._unit)
+        if self.pixels is None:
+            each_pixel(b, context.threads, self.batch, (*self.outputs, op.groups), runs, self._unit)
+            return context.finish(b)
+        for table, (pixels, starts) in zip(tables, listed, strict=True):
+            spatial = (*self.outputs[:-1], len(starts), op.groups)
+            unit = partial(self._listed, table, pixels)
+            each_pixel(b, context.threads, self.batch, spatial, runs, unit)
         return context.finish(b)
+
+    def _pixel_blocks(self, vectors: int) -> PixelBlocks | None:
+        """Return the blocks of outputs along the last axis."""
+        span = self.windows.spans[-1]
+        size = min(room(self.context.features, vectors) // (2 * vectors), MOST_PIXELS)
+        if self.reads_padding or not isinstance(span, TapSpan) or size < 2:
+            return None
+        return pixel_blocks(span, self.op.strides[-1] if self._transposed else 1, size)
+
+    @property
+    def _transposed(self) -> bool:
+        return isinstance(self.op, ConvTranspose)
+
+    def _listed(
+        self, table: int, pixels: int, n: Int, c: Int, place: list[Int], run: ChannelBlocks
+    ) -> None:
+        """Compute the outputs that start at a place of a table."""
+        b = self.b
+        *outer, number, group = place
+        start = b.offset(b.arguments[f"p{table}"], b.mul(number, 8))
+        self._unit(n, c, [*outer, b.load("i64", start, 8), group], run, pixels)
 
     def _pack(self) -> Array:
         """Pack the weights as [group][taps][channel of the group][result of the group]."""
@@ -144,28 +237,31 @@ class _WindowConv:
 
         b.loop(*share(b, math.prod(shape), self.context.threads), 1, row)
 
-    def _unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks) -> None:
-        """Compute one block of results of one group, at one position."""
+    def _unit(self, n: Int, c: Int, place: list[Int], run: ChannelBlocks, pixels: int = 1) -> None:
+        """Compute one block of results of one group, at one position or a block of them."""
         b = self.b
         *outputs, group = place
         lanes = run.lanes if run.lanes > 1 else 0
         zero = self.scalars.literal(0, self.dtype, lanes).reg
-        tap = partial(self._tap, n, c, group, run)
-        count = run.vectors * self._side_by_side(run)
+        tap = partial(self._tap, n, c, group, run, pixels)
+        width = run.vectors * pixels
+        count = width * self._side_by_side(width)
         sums = self.windows.each(b, outputs, tap, [zero] * count)
-        totals = sums[: run.vectors]
-        for k in range(run.vectors, count):
-            v = k % run.vectors
-            both = (Scalar(x, self.dtype) for x in (totals[v], sums[k]))
-            totals[v] = self.scalars.add(*both).reg
+        totals = sums[:width]
+        for k in range(width, count):
+            both = (Scalar(x, self.dtype) for x in (totals[k % width], sums[k]))
+            totals[k % width] = self.scalars.add(*both).reg
         first = b.add(b.mul(group, self.group), c)
-        for v, total in enumerate(totals):
-            self._store(n, b.add(first, v * run.lanes), outputs, total, run.lanes)
+        apart = self.pixels.apart if self.pixels else 1
+        for k, total in enumerate(totals):
+            r, v = divmod(k, run.vectors)
+            at = [*outputs[:-1], b.add(outputs[-1], r * apart)]
+            self._store(n, b.add(first, v * run.lanes), at, total, run.lanes)
 
-    def _side_by_side(self, run: ChannelBlocks) -> int:
+    def _side_by_side(self, width: int) -> int:
         """Return the number of input channels that have sums of their own."""
         channels = 1 if is_open(self.channels) else self.channels
-        return max(1, min(SUMS // run.vectors, channels))
+        return max(1, min(SUMS // width, channels))
 
     def _store(self, n: Int, c: Int, outputs: list[Int], total: Reg, lanes: int) -> None:
         layout = self.op.layout
@@ -182,6 +278,7 @@ class _WindowConv:
         c: Int,
         group: Int,
         run: ChannelBlocks,
+        pixels: int,
         places: list[Int],
         taps: list[Int],
         totals: list[Reg],
@@ -198,17 +295,23 @@ class _WindowConv:
             b.mul(self.x.position(b, n, channel, places), self.given.dtype.itemsize),
         )
 
-        def one(i: Int, sums: list[Reg]) -> list[Reg]:
-            factor = self._factor(x, i, outside)
-            factor = self.scalars.splat(factor, run.lanes if run.lanes > 1 else 0)
-            weights = self._weights(group, tap, i, c, run)
-            return [
-                self.scalars.fma(factor, w, Scalar(total, self.dtype)).reg
-                for w, total in zip(weights, sums, strict=True)
-            ]
-
-        width = run.vectors
+        moved = self.pixels.step * self.x.spatial[-1] if self.pixels else 0
+        lanes = run.lanes if run.lanes > 1 else 0
+        width = run.vectors * pixels
         together = len(totals) // width
+
+        def one(i: Int, sums: list[Reg]) -> list[Reg]:
+            weights = self._weights(group, tap, i, c, run)
+            made = []
+            for r in range(pixels):
+                pixel = b.offset(x, r * moved * self.given.dtype.itemsize)
+                factor = self.scalars.splat(self._factor(pixel, i, outside), lanes)
+                own = sums[r * run.vectors : (r + 1) * run.vectors]
+                made += [
+                    self.scalars.fma(factor, w, Scalar(total, self.dtype)).reg
+                    for w, total in zip(weights, own, strict=True)
+                ]
+            return made
 
         def some(i: Int, sums: list[Reg]) -> list[Reg]:
             parts = [sums[k * width : (k + 1) * width] for k in range(together)]
