@@ -4,7 +4,8 @@
     python -m benchmarks.pauses -k ppocrv6 -n 40     # one model, fewer requests
 
 Each runtime has a process of its own, as a server has. The processes take turns; one sleeps while
-the other answers requests, so that neither meets spinning threads of the other.
+the other answers requests, so that neither meets spinning threads of the other. Behind long gaps
+they alternate request by request, half a gap apart.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ SHARED_MODELS = ("ppocrv6_rec_tiny", "tv_mobilenet_v3_small", "hf_bert_sdpa", "s
 BAR = 1.05
 TURN = 20
 """Requests that one process answers before it is the other's turn."""
+ALTERNATED = 200
+"""The least gap in milliseconds of which half is more than threads spin."""
+ALTERNATED_TURN = 5
+"""Requests until both start anew, half a gap apart."""
 REST_SECONDS = 0.15
 """Threads of ONNX Runtime spin for some 80 ms after a run."""
 SIDES = (MONOGRAPH, ONNXRUNTIME)
@@ -123,10 +128,15 @@ def measure(name: str, request: RunRequest, threads: int, gaps: Sequence[int], n
     for gap in gaps:
         for side in SIDES:
             result.taken[side][gap] = []
-        for left in range(n, 0, -TURN):
+        alternate = gap >= ALTERNATED
+        turn = ALTERNATED_TURN if alternate else TURN
+        for left in range(n, 0, -turn):
             for side in SIDES:
-                time.sleep(REST_SECONDS)
-                pipes[side].send((gap, min(left, TURN)))
+                time.sleep(gap / 2e3 if alternate else REST_SECONDS)
+                pipes[side].send((gap, min(left, turn)))
+                if not alternate:
+                    result.taken[side][gap] += pipes[side].recv()
+            for side in SIDES if alternate else ():
                 result.taken[side][gap] += pipes[side].recv()
     for side, process in zip(SIDES, processes, strict=True):
         pipes[side].send(None)
