@@ -134,7 +134,7 @@ bench-any-shape: $(STAMP) ## Time code for any shape beside exact code and ONNX 
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -W ignore -m benchmarks.any_shape $(ARGS)
 
-bench-shapes: $(STAMP) ## Time many shapes beside ONNX Runtime: empty cache, disk, latency, memory (ARGS="rec det --rounds 3")
+bench-shapes: $(STAMP) ## Time many shapes beside ONNX Runtime: empty cache, disk, loops, audio, latency, memory, a service (ARGS="rec det --rounds 3")
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks.many_shapes $(ARGS)
 

@@ -58,6 +58,35 @@ def tokens(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": np.ones(shape, np.int64)}
 
 
+def rows(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"x": np.random.default_rng(shape).standard_normal((*shape, 64), np.float32)}
+
+
+def letters(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"input_1": np.random.default_rng(shape).integers(1, 20, shape).astype(np.float32)}
+
+
+def candidates(shape: tuple[int, ...]) -> dict[str, Any]:
+    draw, (count, *lengths) = np.random.default_rng(shape), shape
+    parts = zip(("line", "value", "variable"), lengths, strict=True)
+    shapes = {f"{part}_input": (count, length, 101) for part, length in parts}
+    shapes["feature_input"] = (count, 529)
+    return {name: draw.standard_normal(size, np.float32) for name, size in shapes.items()}
+
+
+def frames(shape: tuple[int, ...]) -> dict[str, Any]:
+    sound = np.random.default_rng(shape).standard_normal(shape, np.float32)
+    return {"input": sound / 10, "state": np.zeros((2, shape[0], 128), "f4"), "sr": np.array(16000)}
+
+
+def waves(shape: tuple[int, ...]) -> dict[str, Any]:
+    sound = np.random.default_rng(shape).standard_normal(shape, np.float32)
+    return {"waveforms": sound / 10, "waveforms_lens": np.full(shape[0], shape[1])}
+
+
+INPUTS = {f.__name__: f for f in (image, tokens, rows, letters, candidates, frames, waves)}
+
+
 def timed(run: Run, feeds: dict[str, Any]) -> float:
     started = time.perf_counter()
     run(feeds)
@@ -74,7 +103,7 @@ def resident() -> int:
 
 def many_shapes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Run every shape in order, then measure the steady time of each."""
-    make = tokens if given["inputs"] == "tokens" else image
+    make = INPUTS[given["inputs"]]
     shapes = [tuple(s) for s in given["shapes"]]
     feeds = {s: make(s) for s in shapes}
     started = time.perf_counter()
@@ -143,44 +172,11 @@ def background(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def service(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve random widths to clients for a while, in the application and the threads of one."""
-    import asyncio
-
-    import httpx
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
+    """Serve random widths to clients for a while."""
+    from benchmarks.many_shapes_service import serve
 
     run, _ = SIDES[given["side"]](given["model"], given)
-    first, last = given["widths"]
-
-    def answer(width: int) -> int:
-        (found,) = run(image((1, 3, 48, width)))  # type: ignore[misc]
-        return int(found.size)
-
-    async def recognise(request: Request) -> JSONResponse:
-        width = int(request.query_params["width"])
-        return JSONResponse({"size": await run_in_threadpool(answer, width)})
-
-    app = Starlette(routes=[Route("/", recognise)])
-    latencies: list[float] = []
-    end = time.perf_counter() + given["seconds"]
-
-    async def client(number: int) -> None:
-        draw = np.random.default_rng([given["seed"], number])
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            while (started := time.perf_counter()) < end:
-                width = int(draw.integers(first, last + 1))
-                (await http.get("/", params={"width": width})).raise_for_status()
-                latencies.append(time.perf_counter() - started)
-
-    async def clients() -> None:
-        await asyncio.gather(*(client(n) for n in range(given["clients"])))
-
-    asyncio.run(clients())
+    latencies = serve(run, given)
     return {"requests": len(latencies), "latencies": latencies, "resident": resident()}
 
 
