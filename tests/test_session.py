@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import monograph
+from monograph.config import make_config
 from monograph.errors import ConfigError, FeedError, ModelError, UnsupportedError
 from tests.effort import CountedName, touches_of
 
@@ -247,6 +248,17 @@ def test_donation_is_checked_and_leaves_the_callers_array_alone() -> None:
             monograph.load(affine(), donate=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="donate is a mapping"):
         monograph.load(affine(), donate=["y"])  # type: ignore[arg-type]
+
+
+def test_reference_ignores_defaults_of_targets_that_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MONOGRAPH_SPECIALISE", "off")
+    monkeypatch.setenv("MONOGRAPH_CAPTURE", "require")
+    assert make_config(target="reference").specialise == "auto"
+    assert make_config(target="cpu").specialise == "off"
+    with pytest.raises(ConfigError, match="needs a device"):
+        make_config(target="reference", specialise="off")
 
 
 def test_the_cpu_is_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,8 +221,11 @@ def make_config(**options: Any) -> Config:
     if target.startswith("gpu") and target != f"gpu:{INTERPRETER}" and not options.get("checked"):
         # a GPU cannot check; a default from the environment does not apply
         values.pop("checked", None)
-    if values.get("target") == "reference" and options.get("capture") is None:
-        values.pop("capture", None)  # the reference does not launch
+    if target == "reference":
+        # The reference neither launches nor compiles: defaults from the environment do not apply.
+        for name in ("capture", "specialise"):
+            if options.get(name) is None:
+                values.pop(name, None)
     return Config(**values)
 
 
