@@ -100,6 +100,7 @@ fuzz: $(STAMP) ## Mutate model files; only our own errors may come out (COUNT=20
 
 fuzz-serve: $(STAMP) ## Mutate requests to the server; only errors of requests may come out (COUNT=20000)
 	$(BIN)/python -m tests.serve.test_fuzz --count $(COUNT)
+	$(BIN)/python -m tests.serve.test_fuzz_server --count $(COUNT)
 
 rewrites: $(STAMP) ## Send random graphs through the pipeline; numbers must stay right (SECONDS=300)
 	$(BIN)/python -m tests.fuzz.test_rewrites --seconds $(SECONDS)

@@ -10,8 +10,15 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from monograph.serve.failures import Failure, RequestError, as_request_error, unimplemented
+from monograph.serve.failures import (
+    Failure,
+    RequestError,
+    as_request_error,
+    invalid,
+    unimplemented,
+)  # fmt: skip
 from monograph.serve.keys import ApiKeys
 from monograph.serve.protocol import Protocol2
 from monograph.serve.rpc.infer import parameters_of, read_call, write_answer
@@ -69,31 +76,23 @@ class InferenceService:
 
     def stream_handler(self) -> Any:
         """Return the handler of streams of requests."""
-        return grpc.stream_stream_rpc_method_handler(
-            self._stream,
-            request_deserializer=MESSAGES["ModelInferRequest"].FromString,
-            response_serializer=_serialized,
-        )
+        return grpc.stream_stream_rpc_method_handler(self._stream, response_serializer=_serialized)
 
     def _unary(
         self, request: str, method: Callable[[Any, Context], Awaitable[Any]], open_: bool = False
     ) -> Any:
-        async def answer(given: Any, context: Context) -> Any:
+        async def answer(data: bytes, context: Context) -> Any:
             try:
                 if not open_:
                     self._keys.check(dict(context.invocation_metadata() or ()))
-                return await method(given, context)
+                return await method(read_message(request, data), context)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 code, message = status_of(error)
                 await context.abort(code, message)
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer,
-            request_deserializer=MESSAGES[request].FromString,
-            response_serializer=_serialized,
-        )
+        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=_serialized)
 
     async def _server_live(self, _: Any, context: Context) -> Any:
         return MESSAGES["ServerLiveResponse"](live=self._protocol.live())
@@ -181,8 +180,8 @@ class InferenceService:
 
         async def read() -> None:
             try:
-                async for request in requests:
-                    await begun.put(asyncio.create_task(self._streamed(request, context)))
+                async for data in requests:
+                    await begun.put(asyncio.create_task(self._streamed(data, context)))
             finally:
                 await begun.put(None)
 
@@ -196,10 +195,12 @@ class InferenceService:
                 if (task := begun.get_nowait()) is not None:
                     task.cancel()
 
-    async def _streamed(self, request: Any, context: Context) -> Any:
+    async def _streamed(self, data: bytes, context: Context) -> Any:
         """Return the answer to one request of a stream; an error is an answer too."""
         made = MESSAGES["ModelStreamInferResponse"]()
+        request = MESSAGES["ModelInferRequest"]()
         try:
+            request = read_message("ModelInferRequest", data)
             found = await self._traced_infer(request, context, "ModelStreamInfer")
             made.infer_response.CopyFrom(found)
         except Exception as error:
@@ -216,6 +217,14 @@ def _refused(name: str) -> Callable[[Any, Context], Awaitable[Any]]:
         raise unimplemented(name)
 
     return refuse
+
+
+def read_message(name: str, data: bytes) -> Any:
+    """Return the message of a name; raise the error of bytes that are none."""
+    try:
+        return MESSAGES[name].FromString(data)
+    except DecodeError:
+        raise invalid(f"the bytes are no {name}") from None
 
 
 def _serialized(message: Any) -> bytes:
