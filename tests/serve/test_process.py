@@ -81,6 +81,7 @@ def test_slow_and_large_headers_are_cut_off(tmp_path: Path) -> None:
             (b"GET /v2 HTTP/1.1\r\nHost:", b""),
             (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 8000, b""),
             (f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{{".encode(), b"408"),
+            (f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n".encode(), b"408"),
         ]:
             with socket.create_connection((host, int(port)), 10) as s:
                 s.sendall(sent)

@@ -35,27 +35,22 @@ async def received(request: Request, limits: Limits) -> bytes:
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > limits.body_bytes:
         raise _too_large(limits.body_bytes)
-    message = await request.receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        found: bytes = message.get("body", b"")
-        if len(found) > limits.body_bytes:
-            raise _too_large(limits.body_bytes)
-        return found
-    parts = [message]
-    size = len(message.get("body", b""))
+    parts: list[bytes] = []
+    size, more = 0, True
     try:
         async with asyncio.timeout(limits.body_seconds):
-            while message["type"] == "http.request" and message.get("more_body", False):
+            while more:
                 message = await request.receive()
-                parts.append(message)
-                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                more = message.get("more_body", False)
                 if size > limits.body_bytes:
                     raise _too_large(limits.body_bytes)
     except TimeoutError:
         raise RequestError(Failure.SLOW, "the body of the request came too slowly") from None
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return b"".join([p.get("body", b"") for p in parts])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_large(limit: int) -> RequestError:

@@ -83,7 +83,8 @@ def _from_contents(given: Any, name: str, shape: tuple[int, ...]) -> Array:
     dtype = type_named(given.datatype, name)
     if dtype is string:
         return texts_of(list(data), shape, name)
-    found = np.array(data, np.float64 if dtype.is_float else None)
+    with np.errstate(invalid="ignore"):  # NaN with a sign bit of its own
+        found = np.array(data, np.float64 if dtype.is_float else None)
     if len(data) != math.prod(shape):
         raise invalid(
             f"input {name!r}: shape {list(shape)} has {math.prod(shape)} elements, {field} "
