@@ -88,3 +88,29 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     call("diff", tmp_path / "model.onnx", "@reference", "--html", page)
     assert "<img" not in page.read_text()
     assert "&lt;img src=x" in page.read_text()
+
+
+@pytest.mark.parametrize("change", ["attribute", "weight", "op"])
+def test_a_changed_node_is_named_with_what_changed(change: str, tmp_path: Path) -> None:
+    old = MODELS["attention"].build()
+    new = MODELS["attention"].build()
+    (gelu,) = [n for n in new.graph.node if n.name == "gelu"]
+    (up,) = [n for n in new.graph.node if n.name == "up"]
+    if change == "attribute":
+        gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
+        told = "gelu: approximate = absent in A, tanh in B"
+    elif change == "op":
+        gelu.op_type = "Relu"
+        told = "gelu: Gelu in A, Relu in B"
+    else:
+        (weight,) = [w for w in new.graph.initializer if w.name == up.input[1]]
+        data = onnx.numpy_helper.to_array(weight) * np.float32(1.25)
+        weight.CopyFrom(onnx.numpy_helper.from_array(data, weight.name))
+        told = f"up: weight {up.input[1]} differs by 2.0e-01 of its root mean square"
+    found = call_json(
+        "diff", save(old, tmp_path / "old.onnx"), save(new, tmp_path / "new.onnx"), "--seed", "3"
+    )
+    assert found["culprit"]["kind"] == "model"
+    assert told in found["culprit"]["differences"]
+    text = call("diff", tmp_path / "old.onnx", tmp_path / "new.onnx", "--seed", "3").stdout
+    assert told in " ".join(text.split())

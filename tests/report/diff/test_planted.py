@@ -149,6 +149,9 @@ def test_a_quantised_layer_is_named(name: str, twin: bool, tmp_path: Path) -> No
     assert any(n == layer or n.startswith(f"{layer}_") for n in named), named
     assert len(named) <= 4
     assert "the two models differ here" in diff_page(found)
+    if not twin:
+        told = " ".join(found.culprit.differences)
+        assert f"{layer}_QuantizeLinear: only in A" in told or "is DequantizeLinear in A" in told
 
 
 def test_the_line_of_a_node_is_in_the_users_program() -> None:

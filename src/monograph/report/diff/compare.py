@@ -69,6 +69,8 @@ class Culprit:
     nodes: tuple[NodeInfo, ...]
     check: StepCheck | None = None
     fault: BrokenPass | None = None
+    differences: tuple[str, ...] = ()
+    """What differs between these nodes in the files of both sides."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ def _culprit(
     early = _first_added(rows, wrong[0][1].number if wrong else None)
     if early is not None:
         side, row, own = early
-        nodes = _nodes(own.nodes, base)
+        nodes = base.nodes_of(own.nodes)
         if not same_model:
             return Culprit(MODEL, side, row.tensor, nodes, row.check)
         if sides[side].session is None:
@@ -257,14 +259,14 @@ def _culprit(
             kind = PRECISION if _is_precision(sides[side], base) else LOWERING
             return Culprit(kind, side, row.tensor, nodes, row.check)
         done = fault.rewrite
-        named = _nodes(done.origin.split(ORIGINS_BETWEEN), base) if done is not None else ()
+        named = base.nodes_of(done.origin.split(ORIGINS_BETWEEN)) if done is not None else ()
         return Culprit(REWRITE, side, row.tensor, named or nodes, row.check, fault)
     if not wrong:
         return None
     side, check = wrong[0]
     made = [n for n, p in sides[side].points.items() if p.check is check]
     tensor = made[-1] if made else None
-    return Culprit(KERNEL, side, tensor, _nodes(check.step.nodes, base), check)
+    return Culprit(KERNEL, side, tensor, base.nodes_of(check.step.nodes), check)
 
 
 def _first_added(rows: Sequence[Row], before: int | None) -> tuple[int, Row, Own] | None:
@@ -282,10 +284,6 @@ def _first_added(rows: Sequence[Row], before: int | None) -> tuple[int, Row, Own
                 return None
             return side, row, own
     return None
-
-
-def _nodes(labels: Sequence[str], base: OnnxTensors) -> tuple[NodeInfo, ...]:
-    return tuple(base.by_label[n] for n in labels if n in base.by_label)
 
 
 def _is_precision(side: Observed, base: OnnxTensors) -> bool:

@@ -100,9 +100,8 @@ def match(
     """Return the tensor that a result of a step is; None if it is none."""
     same = SAME.get(right.dtype.name, SAME_OTHERS)
     best: tuple[float, str, TensorLayout] | None = None
-    labels = [tensors.by_label[n] for n in step.nodes if n in tensors.by_label]
     known = tensors.codes if integers else tensors.values
-    names = [n for node in labels for n in node.outputs if n in known]
+    names = [n for node in tensors.nodes_of(step.nodes) for n in node.outputs if n in known]
     for name in reversed(names):
         expected = tensors.reference[known[name]]
         if not isinstance(expected, np.ndarray):

@@ -12,7 +12,8 @@ import numpy as np
 from monograph.errors import ConfigError
 from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.commands.input_files import INPUT_PREFIX, OUTPUT_PREFIX
-from monograph.report.diff.compare import DiffResult, compare_sides
+from monograph.report.diff.compare import MODEL, DiffResult, compare_sides
+from monograph.report.diff.files import node_differences
 from monograph.report.diff.sides import (
     TWIN,
     Observed,
@@ -55,7 +56,19 @@ def diff_model(first: str, second: str, request: RunRequest, note: Notes) -> Dif
     if twin and b.graph is None:
         base = float_twin(tensors)
         a, b = b, a
-    return compare_sides(a, b, base, same_model=not twin and read[0] is read[1])
+    found = compare_sides(a, b, base, same_model=not twin and read[0] is read[1])
+    return found if twin else _with_differences(found)
+
+
+def _with_differences(found: DiffResult) -> DiffResult:
+    """Add what differs in the files at the place where two models differ."""
+    culprit = found.culprit
+    first, second = (observed.side.model for observed in found.sides)
+    if culprit is None or culprit.kind != MODEL or first is None or second is None:
+        return found
+    labels = [node.label for node in culprit.nodes]
+    differences = node_differences(first, second, labels)
+    return replace(found, culprit=replace(culprit, differences=differences))
 
 
 def _reads(side: Side, model: Path) -> bool:

@@ -65,6 +65,7 @@ def culprit_facts(found: DiffResult) -> list[tuple[str, str]]:
     facts += [("ONNX node", str(node)) for node in culprit.nodes[:8]]
     if len(culprit.nodes) > 8:
         facts.append(("", f"and {len(culprit.nodes) - 8} more nodes"))
+    facts += [("in the files" if i == 0 else "", t) for i, t in enumerate(culprit.differences)]
     facts += [("Python", s) for s in dict.fromkeys(n.source for n in culprit.nodes if n.source)]
     if culprit.tensor is not None:
         facts.append(("tensor", culprit.tensor))
@@ -77,7 +78,7 @@ def show_diff(out: Console, found: DiffResult) -> None:
     colour = "green" if found.ok else "red"
     out.print(f"{escape(a)} and {escape(b)}: [{colour}]{headline(found)}[/{colour}]")
     for label, text in culprit_facts(found):
-        out.print(f"  {label:<10}{escape(text)}", highlight=False)
+        out.print(f"  {label:<14}{escape(text)}", highlight=False)
     if found.first is not None:
         first = found.first
         worst = first.accumulated.problem or ""
@@ -153,6 +154,7 @@ def _culprit_json(culprit: Culprit) -> dict[str, Any]:
         "rule": None if done is None else done.rule,
         "before": None if done is None else done.before,
         "after": None if done is None else done.after,
+        "differences": list(culprit.differences),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +52,18 @@ def read_nodes(proto: onnx.ModelProto) -> list[NodeInfo]:
     ]
 
 
+def main_node(label: str, known: Container[str]) -> str | None:
+    """Return the node of the main graph that a label belongs to; None if it is none of these.
+
+    It is the node itself, or the one in whose function body or sub-graph it is.
+    """
+    while label not in known:
+        label = label.rpartition("/")[0]
+        if not label:
+            return None
+    return label
+
+
 def source_line(metadata: Mapping[str, str]) -> str:
     """Return the recorded line of Python of a node: "FILE:LINE in NAME: CODE".
 
@@ -93,6 +105,11 @@ class OnnxTensors:
     @cached_property
     def by_label(self) -> dict[str, NodeInfo]:
         return {node.label: node for node in self.nodes}
+
+    def nodes_of(self, labels: Iterable[str]) -> tuple[NodeInfo, ...]:
+        """Return the nodes of the main graph that labels belong to, each once."""
+        found = (main_node(label, self.by_label) for label in labels)
+        return tuple(self.by_label[n] for n in dict.fromkeys(found) if n is not None)
 
     @cached_property
     def reference(self) -> dict[Value, Any]:
