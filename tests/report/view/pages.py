@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any
 
-from monograph.report.view.charts import svg
 from monograph.report.view.layout import layered
+from monograph.report.view.marks import svg
 from monograph.report.view.page import view_page
 
 
@@ -51,6 +51,7 @@ def large_page(count: int) -> str:
         ],
         "rules": [],
         "launches": [],
+        "kinds": {"pointwise": 0},
     }  # fmt: skip
     marks = [
         f'<rect class="h{i % 10}" x="{1000 * i / count:.2f}" y="8" width="0.4" height="30"'

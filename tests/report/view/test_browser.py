@@ -69,6 +69,12 @@ def test_a_report_is_read_wide_and_narrow(tmp_path: Path) -> None:
         assert seen["closed"]
         assert seen["moved"]
         assert seen["keyed"]
+        assert len(seen["words"]) > 300
+        assert not re.search(r"null|undefined|NaN", seen["words"]), "what is unknown is left out"
+        numbers = [int(seen[name].split(":")[0].split()[1]) for name in ("step", "next")]
+        assert numbers[1] == numbers[0] + 1
+        assert seen["larger"]
+        assert re.match(r"None of \d+ steps is wrong", seen["verdict"])
         assert seen["pictures"] == ["errors", "memory", "roofline", "timeline"]
         assert not seen["hacked"]
 

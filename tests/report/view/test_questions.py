@@ -60,3 +60,21 @@ def test_which_layer_loses_accuracy(tmp_path: Path) -> None:
     assert any(n.startswith(planted.quantised) for n in named)
     wrong = [t["tensor"] for t in found["tensors"] if not t["difference"]["ok"]]
     assert wrong[0] == found["first"], "everything before the layer agrees"
+
+
+def test_a_detour_in_doubles_is_seen(tmp_path: Path) -> None:
+    """An activation computes in f64: the ops of the step that has its nodes say so."""
+    text = """
+    <ir_version: 9, opset_import: ["" : 20]>
+    doubles (float[64, 64] x) => (float[64, 64] y)
+    {
+        wide = Cast <to = 11> (x)
+        e = Erf(wide)
+        m = Mul(e, wide)
+        y = Cast <to = 1> (m)
+    }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    found = call_json("view", tmp_path / "model.onnx", "--no-run")
+    (step,) = found["steps"]
+    assert step["ops"] == ["cast (f64)", "erf (f64)", "mul (f64)", "cast"]

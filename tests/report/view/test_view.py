@@ -9,8 +9,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import onnx
+import onnx.parser
 import pytest
 
+from monograph.report.view import charts, marks
 from monograph.report.view.compare import compared
 from monograph.report.view.layout import HEIGHT, WIDTH, layered
 from tests.cli.calls import call, call_json
@@ -147,3 +149,64 @@ def test_late_nodes_lie_above_their_users() -> None:
     found = layered(12, [*chain, (10, 11), (11, 9)], late={10, 11})
     assert found.places[11][1] == found.places[8][1]
     assert found.places[10][1] == found.places[7][1]
+
+
+FUNCTIONS = """
+<ir_version: 9, opset_import: ["" : 20, "local" : 1]>
+named (float[8, 16] x) => (float[8, 16] y)
+{
+    a = local.block(x)
+    b = local.block(a)
+    y = Relu(b)
+}
+<domain: "local", opset_import: ["" : 20]>
+block (x) => (y)
+{
+    t = Tanh(x)
+    s = Softmax <axis = -1> (t)
+    y = Add(s, x)
+}
+"""
+
+
+def test_steps_of_a_function_body_lead_to_the_nodes_that_call_it(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(FUNCTIONS)
+    for node, name in zip(model.graph.node, ("first", "second", "last"), strict=True):
+        node.name = name
+    onnx.save(model, tmp_path / "model.onnx")
+    found = call_json("view", tmp_path / "model.onnx", "--no-run")
+    steps = found["steps"]
+    assert "first/Softmax#1" in steps[0]["origin"]
+    assert 0 in steps[0]["nodes"]
+    assert {1, 2} <= set(steps[-1]["nodes"])
+
+
+def test_nodes_of_one_name_all_lead_to_its_steps(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(FUNCTIONS)
+    for node, name in zip(model.graph.node, ("twin", "twin", "last"), strict=True):
+        node.name = name
+    onnx.save(model, tmp_path / "model.onnx")
+    found = call_json("view", tmp_path / "model.onnx", "--no-run")
+    assert {i for s in found["steps"] for i in s["nodes"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("of_floor", [(0.3, 0.9), (2.1, 0.4), (5.0, 7.0)])
+def test_rates_stay_inside_the_picture(of_floor: tuple[float, float]) -> None:
+    rows = [
+        {"position": p, "tokens_per_second": 1000.0 * f, "of_floor": f}
+        for p, f in zip((4, 400), of_floor, strict=True)
+    ]
+    root = ElementTree.fromstring(charts.decoding({"positions": rows}))
+    height = float(root.get("viewBox", "").split()[3])
+    lines = [e for e in root if e.tag.endswith("polyline")]
+    assert len(lines) == 2
+    for element in lines:
+        places = [p.split(",") for p in element.get("points", "").split()]
+        assert all(0 <= float(y) <= height and 0 <= float(x) <= 1000 for x, y in places)
+
+
+def test_colours_of_the_page_are_those_of_the_pictures(folder: Path) -> None:
+    page = (folder / "page.html").read_text()
+    assert content_of(page)["palette"] == list(marks.PALETTE)
+    assert all(f".h{i}{{fill:{colour}}}" in page for i, colour in enumerate(marks.PALETTE))
+    assert set(content_of(page)["kinds"]) == {s["kind"] for s in content_of(page)["steps"]}

@@ -77,6 +77,16 @@ class ModelView:
         """The steps of all programs, in the order of the run."""
         return [step for program in self.programs for step in program.steps]
 
+    @property
+    def fullest(self) -> tuple[int, Program]:
+        """The program that needs the most memory, and the number of its first step."""
+        first, found = 0, (0, self.programs[0])
+        for program in self.programs:
+            if program.peak_bytes > found[1].peak_bytes:
+                found = (first, program)
+            first += len(program.steps)
+        return found
+
 
 def collect(request: RunRequest, wanted: Wanted, note: Notes) -> ModelView:
     """Import, optimise and lower a model; where wanted, time it and compare its steps."""

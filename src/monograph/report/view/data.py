@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import monograph
-from monograph.ir import Graph
+from monograph.ir import Graph, TensorType
 from monograph.ir.op import STRUCTURE
 from monograph.passes.base import ORIGINS_BETWEEN
 from monograph.program.fusion.op_classes import is_leaf
+from monograph.program.program import Step
 from monograph.report.commands.bench import known
 from monograph.report.commands.gpu_profile import GpuProfile
 from monograph.report.commands.profile import Profile, StepTime, Timed, rates_json
+from monograph.report.diff.tensors import NodeInfo, main_node
 from monograph.report.render.tables import made_text, seconds_text
 from monograph.report.view.collect import ModelView, step_edges
 from monograph.report.view.layout import layered
+from monograph.runtime.cpu.host_cost import processor
 from monograph.runtime.numerics.stepwise import StepCheck
 
 FORMAT = 1
@@ -23,13 +27,32 @@ MAX_TEXT = 240
 """The most characters of an expression of a rewrite."""
 MUCH_LONGER = 1.5
 """The least ratio of a run to its steps, as medians, that is worth a note."""
+MAX_OPS = 24
+"""The most ops of a step."""
 MAX_MISSES = 12
 """The most misses of a rule."""
 
 
+class NodeNumbers:
+    """The numbers of the nodes of a file, by the labels of nodes, of function bodies too.
+
+    Nodes that have one name cannot be told apart: the label of one is that of all.
+    """
+
+    def __init__(self, nodes: Iterable[NodeInfo]) -> None:
+        self._known: dict[str, list[int]] = {}
+        for number, node in enumerate(nodes):
+            self._known.setdefault(node.label, []).append(number)
+
+    def of(self, labels: Iterable[str]) -> list[int]:
+        """Return the nodes that labels belong to, each once."""
+        found = (main_node(label, self._known) for label in labels)
+        return list(dict.fromkeys(i for n in found if n is not None for i in self._known[n]))
+
+
 def view_json(view: ModelView) -> dict[str, Any]:
     """Return everything that a report shows, as one JSON object."""
-    index = {node.label: i for i, node in enumerate(view.onnx.nodes)}
+    index = NodeNumbers(view.onnx.nodes)
     steps = _steps(view, index)
     edges = step_edges(view.programs)
     before = layered(len(view.onnx.nodes), view.onnx.edges, view.onnx.closed)
@@ -40,6 +63,7 @@ def view_json(view: ModelView) -> dict[str, Any]:
         "model": view.path,
         "version": monograph.__version__,
         "target": view.target,
+        "machine": processor() if view.profile is not None else "",
         "facts": facts(view),
         "notes": [*view.notes, *_busy(view.profile)],
         "nodes": [[n.label, n.op, n.source] for n in view.onnx.nodes],
@@ -70,7 +94,7 @@ def _busy(profile: Timed | None) -> list[str]:
 def facts(view: ModelView) -> dict[str, Any]:
     """Return the figures of the overview by name; those that were not measured are left out."""
     found = view.inspection
-    program = view.programs[0]
+    program = view.fullest[1]
     told: dict[str, Any] = {
         "nodes": len(view.onnx.nodes),
         "ops_before": op_count(view.explanation.before),
@@ -129,7 +153,7 @@ def op_count(graph: Graph) -> int:
     return sum(not isinstance(v.op, STRUCTURE) and not is_leaf(v) for v in graph.values)
 
 
-def _steps(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
+def _steps(view: ModelView, index: NodeNumbers) -> list[dict[str, Any]]:
     timed = view.profile.steps if view.profile is not None else ()
     checks = view.checks.checks if view.checks is not None else ()
     host = {x.step.index: x.reason for x in view.launching.host}
@@ -137,10 +161,10 @@ def _steps(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
     for number, step in enumerate(view.steps):
         told: dict[str, Any] = {
             "kind": step.region.kind,
-            "nodes": [index[n] for n in step.nodes if n in index],
+            "nodes": index.of(step.nodes),
             "origin": step.nodes,
             "makes": made_text(step),
-            "ops": [v.op.name for v in step.region.body if not is_leaf(v)][:24],
+            "ops": _ops(step),
         }
         if number in host and len(view.programs) == 1:
             told["host"] = host[number]
@@ -151,6 +175,18 @@ def _steps(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
             told |= _check(checks[number])
         found.append(told)
     return found
+
+
+def _ops(step: Step) -> list[str]:
+    """Return the ops of a step; one of another element type than its result has that too."""
+    result = step.region.root.type
+    own = result.dtype if isinstance(result, TensorType) else None
+    found = []
+    for value in step.region.body:
+        if not is_leaf(value):
+            kind = value.type.dtype if isinstance(value.type, TensorType) else own
+            found.append(value.op.name if kind == own else f"{value.op.name} ({kind})")
+    return found[:MAX_OPS]
 
 
 def _time(profile: Timed, timed: StepTime) -> dict[str, Any]:
@@ -175,7 +211,7 @@ def _finite(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-def _passes(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
+def _passes(view: ModelView, index: NodeNumbers) -> list[dict[str, Any]]:
     """Return the passes in order, each with its rewrites."""
     names = [*view.explanation.rules]
     before = op_count(view.explanation.before)
@@ -185,7 +221,7 @@ def _passes(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
         fired = [
             {
                 "rule": names.index(f.rule) if f.rule in names else -1,
-                "nodes": _indices(f.origin, index),
+                "nodes": index.of(f.origin.split(ORIGINS_BETWEEN)),
                 "before": _short(f.before),
                 "after": _short(f.after),
             }
@@ -204,7 +240,7 @@ def _passes(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
     return found
 
 
-def _rules(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
+def _rules(view: ModelView, index: NodeNumbers) -> list[dict[str, Any]]:
     return [
         {
             "name": rule.name,
@@ -213,16 +249,12 @@ def _rules(view: ModelView, index: dict[str, int]) -> list[dict[str, Any]]:
             "passes": rule.passes,
             "fired": len(rule.fired),
             "misses": [
-                {"nodes": _indices(m.origin, index), "reason": _short(m.reason)}
+                {"nodes": index.of(m.origin.split(ORIGINS_BETWEEN)), "reason": _short(m.reason)}
                 for m in rule.misses[:MAX_MISSES]
             ],
         }
         for rule in view.explanation.rules.values()
     ]
-
-
-def _indices(origin: str, index: dict[str, int]) -> list[int]:
-    return [index[n] for n in origin.split(ORIGINS_BETWEEN) if n in index]
 
 
 def _short(text: str) -> str:

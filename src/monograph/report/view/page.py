@@ -12,6 +12,7 @@ from typing import Any
 from monograph.report.render.html import escape, page
 from monograph.report.view import charts
 from monograph.report.view.collect import ModelView
+from monograph.report.view.marks import COLOURS, PALETTE
 
 MAX_CODE = 900_000
 """The most bytes of compressed code in a page; the code of the slowest steps comes first."""
@@ -68,8 +69,8 @@ def view_page(
 ) -> str:
     """Return the page of a report."""
     assets = files("monograph.report.view").joinpath("assets")
-    style = assets.joinpath("view.css").read_text("utf-8") + _hues()
-    script = assets.joinpath("view.js").read_text("utf-8")
+    style = assets.joinpath("view.css").read_text("utf-8") + COLOURS
+    script = "".join(assets.joinpath(name).read_text("utf-8") for name in ("pane.js", "view.js"))
     tabs = "".join(
         f'<button role="tab" id="tab-{name}" aria-controls="{name}" data-tab="{name}">{label}'
         "</button>"
@@ -83,17 +84,12 @@ def view_page(
     body = (
         f'<header><h1>{escape(title)}</h1><p id="subtitle"></p></header>'
         f'<nav role="tablist" aria-label="parts of the report">{tabs}</nav>'
-        f'<main>{sections}</main><aside id="details" hidden aria-live="polite"></aside>'
-        f'<script type="text/plain" id="data">{packed(data)}</script>'
+        f'<main>{sections}</main>{_KEYS}<aside id="details" hidden aria-live="polite"></aside>'
+        f'<script type="text/plain" id="data">{packed({**data, "palette": PALETTE})}</script>'
         f'<script type="text/plain" id="pictures">{packed(shown)}</script>'
         f'<script type="text/plain" id="code">{packed(code)}</script>'
     )
     return page(f"{title}: Monograph", body, style, script)
-
-
-def _hues() -> str:
-    colours = (i * 36 + 210 for i in range(charts.HUES))
-    return "".join(f".h{i}{{fill:hsl({c},52%,50%)}}" for i, c in enumerate(colours))
 
 
 def _picture(section: str, shown: Mapping[str, str]) -> str:
@@ -104,19 +100,25 @@ def _picture(section: str, shown: Mapping[str, str]) -> str:
     )
 
 
+_KEYS = (
+    "<footer>Keys: 1 to 9 open the parts, / finds a node or a step, j and k go to the next and the"
+    " previous step, Escape closes the details. On a graph: arrows move, + and - zoom, 0 shows the"
+    " whole.</footer>"
+)
 _TOLD = {
-    "timeline": "<p>The run with the median time. A bar is a step on a thread; click it for its"
-    " kernel and its ONNX nodes. On a GPU steps are timed one after the other, and the rows are the"
-    " streams on which they run side by side in a captured graph.</p>",
+    "timeline": "<p>The run with the median time, from its call on. A bar is a step on a thread;"
+    " click it for its kernel and its ONNX nodes. On a GPU steps are timed one after the other, and"
+    " the rows are the streams on which they run side by side in a captured graph.</p>",
     "memory": "<p>The arena of temporaries: a block is a buffer, from its first write to its last"
-    " read.</p>",
+    " read. It has the colour of the kind of step that makes it.</p>",
     "errors": "<p>A dot is a step's own error, given what it read: the share of its tolerance that"
     " the worst element uses; above 1 it is wrong. The line is the error that has added up from the"
     " inputs on, relative to the largest element.</p>",
-    "decoding": "<p>Tokens per second by position, below the floor: the rate at which memory could"
-    " be read once for each token.</p>",
+    "decoding": "<p>Tokens per second by position. The floor is the time in which memory is read"
+    " once for each token; the dashed line is the rate that this allows. A model that stays in"
+    " caches can be faster.</p>",
     "steps": "<p>A step is one kernel. In the picture its area is its share of the time; the dashed"
     " lines are the peaks of this machine. Operations are those that the model asks for: a"
     " convolution may need fewer by Winograd's method, and caches are faster than memory, so a step"
-    " can lie above the lines.</p>",
+    " can lie above the lines, and its share of the peak above 100%.</p>",
 }

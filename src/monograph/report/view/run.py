@@ -12,7 +12,7 @@ from monograph.generate.discover.example import example_step
 from monograph.generate.discover.folder import Settings
 from monograph.report.commands.decode import POSITIONS, DecodeBench
 from monograph.report.commands.execute import Notes, RunRequest
-from monograph.report.view import charts
+from monograph.report.view import charts, marks
 from monograph.report.view.collect import ModelView, Wanted, collect
 from monograph.report.view.compare import compared
 from monograph.report.view.data import view_json
@@ -83,7 +83,7 @@ def report_of(
 
 def _graphs(data: Mapping[str, Any]) -> dict[str, str]:
     colours = data["kinds"]
-    ops = {op: i % charts.HUES for i, op in enumerate(dict.fromkeys(n[1] for n in data["nodes"]))}
+    ops = {op: i % marks.HUES for i, op in enumerate(dict.fromkeys(n[1] for n in data["nodes"]))}
     before = [(f"{n[1]} {n[0]}", ops[n[1]]) for n in data["nodes"]]
     after = [(f"{i} {s['kind']}", colours[s["kind"]]) for i, s in enumerate(data["steps"])]
     return {
@@ -109,6 +109,6 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
     for name, picture in {**report.shown, **report.graphs}.items():
         path = folder / f"{name}.svg"
         with replacing_named(path) as file:
-            file.write(charts.styled(picture).encode())
+            file.write(marks.styled(picture).encode())
         written.append(path)
     return written

@@ -99,7 +99,7 @@ def host_cost(config: Config) -> CostModel:
     if store is None:
         return CPU_COST
     features, threads = choose_features(config.cpu_isa), choose_threads(config.threads)
-    key = make_key(features, host=platform.node(), cpu=_processor(), threads=str(threads))
+    key = make_key(features, host=platform.node(), cpu=processor(), threads=str(threads))
     kept = store.get(key)
     if kept is not None:
         return LinearCost(**json.loads(bytes(kept["cost"])))
@@ -235,7 +235,7 @@ end:
 
 
 @cache
-def _processor() -> str:
+def processor() -> str:
     """Return the name of the processor, as far as the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:

@@ -1,6 +1,8 @@
 "use strict";
+// The page of a report: its parts, the selection that links them, and its tables.
 (() => {
   const $ = (id) => document.getElementById(id);
+  const kept = (parts) => parts.filter((c) => c !== null && c !== undefined && c !== "").map((c) => (c instanceof Node ? c : String(c)));
   // All text of a model goes through text nodes: no name can be markup.
   const el = (tag, attributes, ...children) => {
     const made = document.createElement(tag);
@@ -8,7 +10,7 @@
       if (name === "on") for (const [kind, act] of Object.entries(value)) made.addEventListener(kind, act);
       else if (value !== undefined && value !== null && value !== false) made.setAttribute(name, value);
     }
-    made.append(...children.filter((c) => c !== null && c !== undefined).map((c) => (c instanceof Node ? c : String(c))));
+    made.append(...kept(children));
     return made;
   };
   const unpack = async (id) => {
@@ -27,6 +29,9 @@
   };
   const count = (n) => Number(n).toLocaleString("en");
   const rate = (x) => (x >= 1000 ? count(Math.round(x)) : x.toPrecision(3));
+  // JSON has no infinity: the report writes it as text.
+  const number = (x) => (x === "inf" ? Infinity : x === undefined || x === null ? x : Number(x));
+  const tolerance = (x) => { const n = number(x); return n === undefined ? "" : n === 0 ? "0" : Number.isFinite(n) ? (n < 1e-3 ? n.toExponential(1) : n.toPrecision(2)) : String(x); };
   const percent = (x) => (x === undefined || x === null ? "" : `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`);
   let data, stepsOf, code = null, pictures = null;
   const drawn = new Set();
@@ -52,7 +57,18 @@
     if (!box) return;
     pictures = pictures || unpack("pictures");
     const parsed = new DOMParser().parseFromString((await pictures)[box.dataset.picture], "image/svg+xml");
-    box.replaceChildren(document.importNode(parsed.documentElement, true));
+    const drawing = document.importNode(parsed.documentElement, true);
+    let width = 1, base = 0;
+    const wider = (by) => () => {
+      const middle = (box.scrollLeft + box.clientWidth / 2) / box.scrollWidth;
+      if (width === 1) base = drawing.getBoundingClientRect().width;
+      width = Math.min(32, Math.max(1, width * by));
+      drawing.style.width = width === 1 ? "" : `${base * width}px`;
+      box.scrollLeft = middle * box.scrollWidth - box.clientWidth / 2;
+    };
+    const zoom = (text, label, by) => el("button", { title: label, "aria-label": label, on: { click: wider(by) } }, text);
+    box.replaceChildren(drawing);
+    box.before(el("div", { class: "wider" }, zoom("+", "larger picture", 1.5), zoom("\u2212", "smaller picture", 1 / 1.5)));
     if (chosen.step >= 0) for (const on of box.querySelectorAll(`[data-step="${chosen.step}"]`)) on.classList.add("on");
   };
   const shownTabs = () => [...document.querySelectorAll("[data-tab]")].filter((t) => !t.hidden);
@@ -68,7 +84,7 @@
   };
   const show = (title, ...parts) => {
     const box = $("details");
-    box.replaceChildren(el("button", { class: "close", "aria-label": "close", on: { click: hide } }, "\u00d7"), el("h2", {}, title), ...parts);
+    box.replaceChildren(el("button", { class: "close", "aria-label": "close", on: { click: hide } }, "\u00d7"), el("h2", {}, title), ...kept(parts));
     box.hidden = false;
     box.scrollTop = 0;
     aside(true);
@@ -102,7 +118,7 @@
     show(`${label}`, facts([["ONNX op", op], ["Python", source]]),
       el("h2", {}, "ended in"), steps.length ? el("div", { class: "links" }, ...steps.map(stepButton)) : el("p", { class: "dim" }, gone),
       rewrites.length ? el("h2", {}, "rewrites") : null,
-      el("ol", { class: "fired" }, ...rewrites.slice(0, 40).map(([pass, f]) => el("li", {}, el("b", {}, ruleName(f)), ` in ${pass.name}`, el("br"), el("code", {}, `${f.before} \u2192 ${f.after}`)))));
+      !rewrites.length ? null : el("ol", { class: "fired" }, ...rewrites.slice(0, 40).map(([pass, f]) => el("li", {}, el("b", {}, ruleName(f)), ` in ${pass.name}`, el("br"), el("code", {}, `${f.before} \u2192 ${f.after}`)))));
     if (panes.before && centre) panes.before.centre(i);
     if (panes.after && steps.length) panes.after.centre(steps[0]);
   };
@@ -119,169 +135,16 @@
     show(`step ${i}: ${s.kind}`,
       facts([["makes", s.makes], ["time", s.seconds === undefined ? "" : `${seconds(s.seconds)} (${percent(s.share)})`], ["of the peak", percent(s.of_peak)],
         ["operations", s.flops ? count(s.flops) : ""], ["bytes", s.bytes ? bytes(s.bytes) : ""], ["waiting", s.waiting === undefined ? "" : percent(s.waiting)],
-        ["own error", s.own === undefined ? s.unchecked : `${Number(s.own).toPrecision(2)} of its tolerance`], ["runs on the host", s.host], ["ops", s.ops.join(", ")]]),
+        ["own error", s.own === undefined ? "" : `${tolerance(s.own)} of its tolerance`], ["not compared", s.unchecked], ["runs on the host", s.host], ["ops", s.ops.join(", ")]]),
       el("h2", {}, "ONNX nodes"), el("div", { class: "links" }, ...(nodes.length ? nodes : ["none is known"])),
       el("p", {}, el("button", { id: "show-code", on: { click: showCode } }, "show the generated code")), text);
     if (panes.after && centre) panes.after.centre(i);
     if (panes.before && s.nodes.length) panes.before.centre(s.nodes[s.nodes.length - 1]);
   };
 
-  // ---- graphs on canvases: only what is in view is drawn
-  const W = 150, H = 34;
-  class Pane {
-    constructor(box, title, labels, hues, edges, places, pick, isChosen) {
-      Object.assign(this, { labels, hues, edges, places, pick, isChosen, scale: 1, x: 0, y: 0, lit: new Set() });
-      this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": `${title}; arrows move, plus and minus zoom` });
-      const zoom = (label, act) => el("button", { title: label, "aria-label": label, on: { click: act } }, label === "whole graph" ? "fit" : label === "closer" ? "+" : "\u2212");
-      box.append(this.canvas, el("h2", {}, `${title} (${count(labels.length)})`), el("div", { class: "zoom" }, zoom("closer", () => this.zoom(1.4)), zoom("farther", () => this.zoom(1 / 1.4)), zoom("whole graph", () => this.fit())));
-      this.rows = new Map();
-      places.forEach(([, y], i) => { if (!this.rows.has(y)) this.rows.set(y, []); this.rows.get(y).push(i); });
-      this.heights = [...this.rows.keys()].sort((a, b) => a - b);
-      this.longEdges = [];
-      this.below = places.map(() => []);
-      for (const [a, b] of edges) (places[b][1] - places[a][1] > 2000 ? this.longEdges : this.below[a]).push(places[b][1] - places[a][1] > 2000 ? [a, b] : b);
-      this.listen();
-    }
-    resize() {
-      const box = this.canvas.getBoundingClientRect(), ratio = devicePixelRatio || 1;
-      if (!box.width) return;
-      this.canvas.width = box.width * ratio;
-      this.canvas.height = box.height * ratio;
-      this.ratio = ratio;
-      if (this.seen) this.x += (this.width - box.width) / 2 / this.scale; else { this.seen = true; this.start(); }
-      this.width = box.width;
-      this.draw();
-    }
-    start() {
-      const { width } = this.canvas.getBoundingClientRect();
-      const top = this.heights.length ? this.rows.get(this.heights[0]) : [];
-      const middle = top.length ? top.reduce((s, i) => s + this.places[i][0], 0) / top.length : 0;
-      this.scale = 0.8;
-      this.x = middle - width / 2 / this.scale;
-      this.y = -60;
-    }
-    fit() {
-      const box = this.canvas.getBoundingClientRect();
-      const right = Math.max(...this.heights.map((h) => Math.max(...this.rows.get(h).map((i) => this.places[i][0])))) + W;
-      const bottom = (this.heights[this.heights.length - 1] || 0) + H;
-      this.scale = Math.min(1, box.width / right, box.height / (bottom + 60));
-      this.x = right / 2 - W / 4 - box.width / 2 / this.scale;
-      this.y = -40 / this.scale;
-      this.draw();
-    }
-    zoom(by, px, py) {
-      const box = this.canvas.getBoundingClientRect();
-      const cx = px === undefined ? box.width / 2 : px, cy = py === undefined ? box.height / 2 : py;
-      const next = Math.min(3, Math.max(0.005, this.scale * by));
-      this.x += cx / this.scale - cx / next;
-      this.y += cy / this.scale - cy / next;
-      this.scale = next;
-      this.draw();
-    }
-    centre(i) {
-      const box = this.canvas.getBoundingClientRect();
-      if (!box.width) return;
-      if (this.scale < 0.35) this.scale = 0.8;
-      this.x = this.places[i][0] - box.width / 2 / this.scale;
-      this.y = this.places[i][1] - box.height / 2 / this.scale;
-      this.draw();
-    }
-    draw() { if (!this.waiting) { this.waiting = true; requestAnimationFrame(() => { this.waiting = false; this.paint(); }); } }
-    paint() {
-      if (!this.ratio) return;
-      const c = this.canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-      const colour = (name) => style.getPropertyValue(name).trim();
-      const k = this.scale * this.ratio;
-      c.setTransform(1, 0, 0, 1, 0, 0);
-      c.clearRect(0, 0, this.canvas.width, this.canvas.height);
-      c.setTransform(k, 0, 0, k, -this.x * k, -this.y * k);
-      const right = this.x + this.canvas.width / k, bottom = this.y + this.canvas.height / k;
-      const first = this.heights.findIndex((h) => h > this.y - 2100);
-      c.strokeStyle = colour("--edge");
-      c.lineWidth = Math.max(1, 0.7 / this.scale);
-      c.globalAlpha = 0.75;
-      const curve = (a, b) => {
-        const [x1, y1] = this.places[a], [x2, y2] = this.places[b];
-        if (Math.max(y1, y2) < this.y || Math.min(y1, y2) > bottom || Math.max(x1, x2) < this.x || Math.min(x1, x2) > right) return;
-        const m = (y1 + y2) / 2;
-        c.moveTo(x1, y1 + H / 2);
-        c.bezierCurveTo(x1, m, x2, m, x2, y2 - H / 2);
-      };
-      c.beginPath();
-      for (const [a, b] of this.longEdges) curve(a, b);
-      const seen = [];
-      for (let r = Math.max(0, first); r < this.heights.length && this.heights[r] < bottom + H; r++) {
-        const y = this.heights[r];
-        for (const i of this.rows.get(y)) {
-          for (const b of this.below[i]) curve(i, b);
-          const x = this.places[i][0];
-          if (y > this.y - H && x > this.x - W && x < right + W) seen.push(i);
-        }
-      }
-      c.stroke();
-      c.globalAlpha = 1;
-      const text = this.scale > 0.35;
-      c.font = "11px system-ui, sans-serif";
-      c.textAlign = "center";
-      c.textBaseline = "middle";
-      for (const i of seen) {
-        const [x, y] = this.places[i];
-        const on = this.isChosen(i), lit = this.lit.size === 0 || this.lit.has(i);
-        c.globalAlpha = lit ? 1 : 0.25;
-        c.fillStyle = `hsl(${this.hues[i]} 48% 46%)`;
-        if (text) { c.beginPath(); c.roundRect(x - W / 2, y - H / 2, W, H, 6); c.fill(); } else c.fillRect(x - W / 2, y - H / 2, W, H);
-        if (on || (this.lit.size && lit)) {
-          c.strokeStyle = colour("--mark");
-          c.lineWidth = Math.max(3, 2 / this.scale);
-          c.strokeRect(x - W / 2 - 1, y - H / 2 - 1, W + 2, H + 2);
-        }
-        if (text) {
-          c.fillStyle = "#fff";
-          const [top, under] = this.labels[i];
-          c.fillText(top, x, under ? y - 6 : y, W - 10);
-          if (under) { c.globalAlpha *= 0.8; c.fillText(under.length > 26 ? `\u2026${under.slice(-25)}` : under, x, y + 8, W - 10); }
-        }
-      }
-      c.globalAlpha = 1;
-    }
-    at(px, py) {
-      const x = this.x + px / this.scale, y = this.y + py / this.scale;
-      for (const h of this.heights) if (Math.abs(h - y) <= H / 2) for (const i of this.rows.get(h)) if (Math.abs(this.places[i][0] - x) <= W / 2) return i;
-      return -1;
-    }
-    listen() {
-      const canvas = this.canvas, touches = new Map();
-      let moved = 0;
-      canvas.addEventListener("pointerdown", (e) => { touches.set(e.pointerId, [e.offsetX, e.offsetY]); moved = 0; canvas.setPointerCapture(e.pointerId); });
-      canvas.addEventListener("pointermove", (e) => {
-        const before = touches.get(e.pointerId);
-        if (!before) { canvas.style.cursor = this.at(e.offsetX, e.offsetY) >= 0 ? "pointer" : "grab"; return; }
-        if (touches.size === 2) {
-          const [other] = [...touches].filter(([id]) => id !== e.pointerId).map(([, p]) => p);
-          const far = (p) => Math.hypot(p[0] - other[0], p[1] - other[1]) || 1;
-          this.zoom(far([e.offsetX, e.offsetY]) / far(before), (e.offsetX + other[0]) / 2, (e.offsetY + other[1]) / 2);
-        } else { this.x -= (e.offsetX - before[0]) / this.scale; this.y -= (e.offsetY - before[1]) / this.scale; }
-        moved += Math.abs(e.offsetX - before[0]) + Math.abs(e.offsetY - before[1]);
-        touches.set(e.pointerId, [e.offsetX, e.offsetY]);
-        this.draw();
-      });
-      const end = (e) => {
-        const was = touches.delete(e.pointerId);
-        if (was && moved < 5 && e.type === "pointerup") { const i = this.at(e.offsetX, e.offsetY); if (i >= 0) this.pick(i); }
-      };
-      canvas.addEventListener("pointerup", end);
-      canvas.addEventListener("pointercancel", end);
-      canvas.addEventListener("wheel", (e) => { e.preventDefault(); this.zoom(Math.exp(-e.deltaY * (e.ctrlKey ? 0.01 : 0.0016)), e.offsetX, e.offsetY); }, { passive: false });
-      canvas.addEventListener("keydown", (e) => {
-        const step = 60 / this.scale, moves = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step] };
-        if (moves[e.key]) { this.x += moves[e.key][0]; this.y += moves[e.key][1]; this.draw(); } else if (e.key === "+" || e.key === "=") this.zoom(1.3);
-        else if (e.key === "-") this.zoom(1 / 1.3); else if (e.key === "0") this.fit(); else return;
-        e.preventDefault();
-        e.stopPropagation();
-      });
-    }
-  }
-  const hueOf = (names) => { const seen = new Map(); return names.map((n) => { if (!seen.has(n)) seen.set(n, (seen.size * 47 + 210) % 360); return seen.get(n); }); };
+  const Pane = paneOf({ el, count });
+  const tone = (i) => data.palette[i % data.palette.length];
+  const tonesOf = (names) => { const seen = new Map(); return names.map((n) => { if (!seen.has(n)) seen.set(n, tone(seen.size)); return seen.get(n); }); };
 
   // ---- tables
   const table = (columns, rows, build, limit = 300) => {
@@ -299,10 +162,11 @@
   };
   const cell = (value, numeric, kind) => el("td", { class: [numeric ? "n" : "", kind || ""].join(" ").trim() || null }, value);
   const meter = (x) => { if (x === undefined || x === null) return ""; const inner = el("i"); inner.style.width = `${Math.min(100, 100 * x)}%`; return el("span", {}, percent(x), el("span", { class: "meter" }, inner)); };
+  const named = (names) => el("td", { class: "names", title: names.join(", ") }, names.join(", "));
   const stepRow = (i) => {
     const s = data.steps[i];
-    return el("tr", { "data-step": i, tabindex: 0 }, cell(i, true), cell(s.kind + (s.host ? " (host)" : ""), false, "tight"), el("td", { class: "names", title: s.origin.join(", ") }, s.origin.join(", ")), cell(s.makes, false, "tight"),
-      cell(seconds(s.seconds), true), cell(meter(s.share), true), cell(meter(s.of_peak), true), cell(s.own === undefined ? "" : Number(s.own).toPrecision(2), true, s.right === false ? "bad" : ""));
+    return el("tr", { "data-step": i, tabindex: 0 }, cell(i, true), cell(s.kind + (s.host ? " (host)" : ""), false, "tight"), cell(seconds(s.seconds), true), cell(meter(s.share), true), cell(meter(s.of_peak), true),
+      cell(tolerance(s.own), true, s.right === false ? "bad" : ""), named(s.origin), cell(s.makes, false, "tight"));
   };
 
   const cards = (pairs) => el("div", { class: "cards" }, ...pairs.filter(([, v]) => v !== undefined && v !== null && v !== "").map(([label, value, kind]) => el("div", { class: "card" }, el("b", { class: kind || (String(value).length > 14 ? "long" : null) }, value), el("span", {}, label))));
@@ -311,7 +175,7 @@
       const f = data.facts, measured = f.run_seconds !== undefined;
       box.append(cards([["ONNX nodes", count(f.nodes)], ["ops before, after the passes", `${count(f.ops_before)} \u2192 ${count(f.ops_after)}`], ["steps (kernels)", count(f.steps)], ["launches of a run", f.launches],
         ["parameters", count(f.parameters)], ["weights in the file", bytes(f.weight_bytes)], ["memory for temporaries", bytes(f.arena_bytes)],
-        ["a run", measured ? seconds(f.run_seconds) : "not run"], ["its steps together", measured ? seconds(f.step_seconds) : ""], ["floor: peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads], ["device", f.device], ["precision", f.precision], ["streams of the graph", f.streams], ["between launches, one by one", f.gap_seconds === undefined ? "" : seconds(f.gap_seconds)],
+        ["a run", measured ? seconds(f.run_seconds) : "not run"], ["its steps together", measured ? seconds(f.step_seconds) : ""], ["its steps at the peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads], ["device", f.device], ["precision", f.precision], ["streams of the graph", f.streams], ["between launches, one by one", f.gap_seconds === undefined ? "" : seconds(f.gap_seconds)],
         ["wrong steps", f.steps_wrong === undefined ? "" : f.steps_wrong, f.steps_wrong ? "bad" : "good"]]));
       if (f.peers) {
         const slowest = Math.max(...Object.values(f.peers));
@@ -325,6 +189,8 @@
       const host = data.steps.map((s, i) => [s, i]).filter(([s]) => s.host);
       if (host.length) box.append(el("h2", {}, "Steps on the host, and why"), table([["step"], ["reason"]], host, ([s, i]) => el("tr", {}, cell(stepButton(i)), cell(s.host))));
       if (measured) {
+        const slowest = data.steps.map((s, i) => [s, i]).sort(([a], [b]) => (b.seconds || 0) - (a.seconds || 0)).slice(0, 5);
+        box.append(el("h2", {}, "Slowest steps"), table([["step", true], ["kind"], ["time", true], ["share", true], ["of peak", true], ["ONNX nodes"]], slowest, ([s, i]) => el("tr", { "data-step": i, tabindex: 0 }, cell(i, true), cell(s.kind, false, "tight"), cell(seconds(s.seconds), true), cell(meter(s.share), true), cell(meter(s.of_peak), true), named(s.origin))));
         const kinds = new Map();
         for (const s of data.steps) { const k = kinds.get(s.kind) || { kind: s.kind, n: 0, seconds: 0 }; k.n++; k.seconds += s.seconds || 0; kinds.set(s.kind, k); }
         const rows = [...kinds.values()].sort((a, b) => b.seconds - a.seconds);
@@ -354,8 +220,8 @@
       });
       const left = el("div", { class: "pane", id: "pane-before" }), right = el("div", { class: "pane", id: "pane-after" });
       box.append(el("div", { class: "bar" }, find, el("label", {}, "pass "), range, told), found, el("div", { class: "panes" }, left, right));
-      panes.before = new Pane(left, "before: ONNX nodes", data.nodes.map((n) => [n[1], n[0]]), hueOf(data.nodes.map((n) => n[1])), data.edges, data.places, (i) => selectNode(i, false), (i) => i === chosen.node || (chosen.step >= 0 && data.steps[chosen.step].nodes.includes(i)));
-      panes.after = new Pane(right, "after: steps", data.steps.map((s, i) => [`${i} ${s.kind}`, s.makes]), hueOf(data.steps.map((s) => s.kind)), data.step_edges, data.step_places, (i) => selectStep(i, false), (i) => i === chosen.step || (chosen.node >= 0 && stepsOf[chosen.node].includes(i)));
+      panes.before = new Pane(left, "before: ONNX nodes", data.nodes.map((n) => [n[1], n[0]]), tonesOf(data.nodes.map((n) => n[1])), data.edges, data.places, (i) => selectNode(i, false), (i) => i === chosen.node || (chosen.step >= 0 && data.steps[chosen.step].nodes.includes(i)));
+      panes.after = new Pane(right, "after: steps", data.steps.map((s, i) => [`${i} ${s.kind}`, s.makes]), data.steps.map((s) => tone(data.kinds[s.kind])), data.step_edges, data.step_places, (i) => selectStep(i, false), (i) => i === chosen.step || (chosen.node >= 0 && stepsOf[chosen.node].includes(i)));
       if (chosen.step >= 0) requestAnimationFrame(() => panes.after.centre(chosen.step));
     },
     passes(box) {
@@ -372,7 +238,7 @@
           return el("details", { open: groups.size < 4 ? "" : null }, el("summary", {}, el("b", {}, r ? r.name : "rewrite"), ` \u00d7 ${list.length} `, r ? el("code", {}, r.equation) : null, r ? el("span", { class: "dim" }, r.exact ? " keeps every bit" : " rounds differently") : null),
             el("ol", { class: "fired" }, ...list.slice(0, 60).map((f) => el("li", {}, el("code", {}, `${f.before} \u2192 ${f.after}`), " ", ...link(f.nodes)))), list.length > 60 ? el("p", { class: "dim" }, `and ${list.length - 60} more`) : null);
         });
-        const missed = data.rules.filter((r) => r.passes.includes(pass.name) && r.misses.length).map((r) => el("details", {}, el("summary", {}, el("b", {}, r.name), ` `, el("code", {}, r.equation)), el("ol", { class: "fired" }, ...r.misses.map((m) => el("li", {}, m.reason, " ", ...link(m.nodes))))));
+        const missed = data.rules.filter((r) => r.passes.includes(pass.name) && r.misses.length).map((r) => el("details", {}, el("summary", {}, el("b", {}, r.name), " ", el("code", {}, r.equation), " ", el("span", { class: "dim" }, r.misses[0].reason)), el("ol", { class: "fired" }, ...r.misses.map((m) => el("li", {}, m.reason, " ", ...link(m.nodes))))));
         body.replaceChildren(el("p", {}, el("span", { class: "dim" }, `stage ${pass.stage}: `), pass.purpose), el("p", {}, `ops: ${count(pass.ops[0])} \u2192 ${count(pass.ops[1])}`),
           el("h2", {}, `Rewrites (${pass.fired.length})`), ...(fired.length ? fired : [el("p", { class: "dim" }, "none fired")]), el("h2", {}, "Nearest misses, and why"), ...(missed.length ? missed : [el("p", { class: "dim" }, "none was near")]));
       };
@@ -388,15 +254,27 @@
       const draw = () => {
         const text = filter.value.trim().toLowerCase();
         const rows = order.filter((i) => !text || data.steps[i].kind.includes(text) || data.steps[i].origin.some((n) => n.toLowerCase().includes(text)));
-        if (by) rows.sort((a, b) => (data.steps[b][by] || 0) - (data.steps[a][by] || 0));
+        if (by) rows.sort((a, b) => (number(data.steps[b][by]) || 0) - (number(data.steps[a][by]) || 0));
         const sort = (name) => () => { by = name; draw(); };
-        holder.replaceChildren(table([["step", true, sort("")], ["kind"], ["ONNX nodes"], ["makes"], ["time", true, sort("seconds")], ["share", true, sort("share")], ["of peak", true, sort("of_peak")], ["own error", true, sort("own")]], rows, stepRow));
+        holder.replaceChildren(table([["step", true, sort("")], ["kind"], ["time", true, sort("seconds")], ["share", true, sort("share")], ["of peak", true, sort("of_peak")], ["own error", true, sort("own")], ["ONNX nodes"], ["makes"]], rows, stepRow));
       };
       filter.addEventListener("input", draw);
       box.append(el("div", { class: "bar" }, filter), holder);
       draw();
     },
-    timeline() {}, memory() {}, errors() {},
+    timeline() {}, memory() {},
+    errors(box) {
+      const checked = data.steps.map((s, i) => i).filter((i) => data.steps[i].own !== undefined);
+      const wrong = checked.filter((i) => data.steps[i].right === false), left = data.steps.map((s, i) => i).filter((i) => data.steps[i].unchecked);
+      box.append(wrong.length ? el("p", { class: "bad" }, `${count(wrong.length)} of ${count(checked.length)} steps are wrong; the first is step ${wrong[0]}.`)
+        : el("p", { class: "good" }, `None of ${count(checked.length)} steps is wrong by itself. If results are not those that you expect, compare with the model that you trust: monograph diff A B.`));
+      if (left.length) box.append(el("p", {}, `Not compared: ${left.slice(0, 12).map((i) => `step ${i} (${data.steps[i].unchecked})`).join(", ")}`));
+      const worst = [...checked].sort((a, b) => (data.steps[a].right === false ? 0 : 1) - (data.steps[b].right === false ? 0 : 1) || (number(data.steps[b].own) || 0) - (number(data.steps[a].own) || 0));
+      box.append(el("h2", {}, "Largest errors"), table([["step", true], ["kind"], ["of its tolerance", true], ["added up so far", true], ["ONNX nodes"], ["makes"]], worst, (i) => {
+        const s = data.steps[i];
+        return el("tr", { "data-step": i, tabindex: 0 }, cell(i, true), cell(s.kind, false, "tight"), cell(tolerance(s.own), true, s.right === false ? "bad" : ""), cell(tolerance(s.drift), true), named(s.origin), cell(s.makes, false, "tight"));
+      }, 50));
+    },
     decoding(box) {
       box.append(table([["position", true], ["time", true], ["tokens/s", true], ["of the floor", true]], data.decoding.positions, (p) => el("tr", {}, cell(p.position, true), cell(seconds(p.median), true), cell(rate(p.tokens_per_second), true), cell(meter(p.of_floor), true))));
     },
@@ -409,7 +287,7 @@
         const [label, text] = figures[name] || [name.replaceAll("_", " "), name.endsWith("seconds") ? seconds : name.includes("bytes") ? bytes : count];
         return el("tr", {}, cell(label), cell(text(a), true), cell(text(b), true), cell(change(a, b), true, low ? (b < a ? "good" : "bad") : ""));
       }));
-      box.append(el("h2", {}, "Steps that changed"), !other.steps.length ? none() : table([["step", true], ["kind"], ["ONNX nodes"], [""], ["before", true], ["now", true], ["change", true]], other.steps, (s) => el("tr", s.step === null ? {} : { "data-step": s.step, tabindex: 0 }, cell(s.step === null ? "" : s.step, true), cell(s.kind), el("td", { class: "names" }, s.nodes.join(", ")), cell(s.is), cell(seconds(s.before), true), cell(seconds(s.now), true), cell(s.before && s.now ? change(s.before, s.now) : "", true, s.now > s.before ? "bad" : "good"))));
+      box.append(el("h2", {}, "Steps that changed"), !other.steps.length ? none() : table([["step", true], ["kind"], ["ONNX nodes"], [""], ["before", true], ["now", true], ["change", true]], other.steps, (s) => el("tr", s.step === null ? {} : { "data-step": s.step, tabindex: 0 }, cell(s.step === null ? "" : s.step, true), cell(s.kind), named(s.nodes), cell(s.is), cell(seconds(s.before), true), cell(seconds(s.now), true), cell(s.before && s.now ? change(s.before, s.now) : "", true, s.now > s.before ? "bad" : "good"))));
       box.append(el("h2", {}, "Rules that fired another number of times"), !other.rules.length ? none() : table([["rule"], ["before", true], ["now", true]], other.rules, ([n, a, b]) => el("tr", {}, cell(n), cell(a, true), cell(b, true))));
     },
   };
@@ -418,7 +296,7 @@
     data = await unpack("data");
     stepsOf = data.nodes.map(() => []);
     data.steps.forEach((s, i) => s.nodes.forEach((n) => stepsOf[n].push(i)));
-    $("subtitle").textContent = `${data.target}, Monograph ${data.version}`;
+    $("subtitle").textContent = [data.model, [data.target, data.facts.threads && `${data.facts.threads} thread${data.facts.threads > 1 ? "s" : ""}`, data.facts.device, data.machine].filter(Boolean).join(", "), `Monograph ${data.version}`].join(" \u00b7 ");
     const without = (name) => !$(name).querySelector("[data-picture]");
     const empty = { timeline: without("timeline"), memory: without("memory"), errors: without("errors"), decoding: !data.decoding, compare: !data.against };
     for (const tab of document.querySelectorAll("[data-tab]")) {
@@ -432,6 +310,11 @@
       else if (e.key === "Enter" && e.target.dataset && e.target.dataset.step) selectStep(Number(e.target.dataset.step));
       else if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
       else if (/^[1-9]$/.test(e.key) && tabs[e.key - 1]) { open(tabs[e.key - 1].dataset.tab); tabs[e.key - 1].focus(); }
+      else if ((e.key === "j" || e.key === "k") && data.steps.length) {
+        selectStep(Math.min(data.steps.length - 1, Math.max(0, chosen.step + (e.key === "j" ? 1 : -1))));
+        const row = document.querySelector("section:not([hidden]) tr.on");
+        if (row) row.scrollIntoView({ block: "nearest" });
+      }
       else if (e.key === "/") { e.preventDefault(); open("graph"); $("find").focus(); }
       else if ((e.key === "ArrowLeft" || e.key === "ArrowRight") && e.target.dataset && e.target.dataset.tab) {
         const at = tabs.indexOf(e.target), next = tabs[(at + (e.key === "ArrowRight" ? 1 : tabs.length - 1)) % tabs.length];
