@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from monograph.codegen.llvm.matmul.tiles import MAX_ROWS
 from monograph.ir import Value
-from monograph.ir.sizes import is_open
+from monograph.ir.sizes import hint_of, proven, same_sizes
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,19 @@ def shared_row_stride(p: DotProblem, x: Value, w: Value, strides: Sequence[int])
     a decoder has one row for each sequence. Products with many rows each gain nothing.
     """
     shape = x.tensor.static[:-1]
-    if any(map(is_open, shape)) or math.prod(w.tensor.static[:-2]) != 1:
+    if not proven(math.prod(w.tensor.static[:-2]), "==", 1):
         return None
-    if math.prod(p.batch) <= 1 or p.rows >= MAX_ROWS or shape != (*p.batch, p.rows):
+    if hint_of(math.prod(p.batch)) <= 1 or hint_of(p.rows) >= MAX_ROWS:
         return None
-    apart, rows = 0, 1
+    if not same_sizes(shape, (*p.batch, p.rows)):
+        return None
+    apart: int | None = None
+    rows = 1
     for extent, stride in zip(reversed(shape), reversed(strides[:-1]), strict=True):
-        if extent == 1:
+        if proven(extent, "==", 1):
             continue
-        apart = apart if rows > 1 else stride
-        if stride != apart * rows:
+        apart = stride if apart is None else apart
+        if not proven(stride, "==", apart * rows):
             return None
         rows *= extent
     return apart
