@@ -2,7 +2,8 @@
 
 Threads divide the hidden units, so that each keeps its part of the weights in its own cache and the
 state of its own units to itself; only the products with the state read the results of others.
-Weights are packed so that a vector of units reads them sequentially.
+Weights are packed so that a vector of units reads them sequentially. Time steps go through the
+vectors forwards and backwards in turn: what the last step read last is still in the cache.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ class _Steps(CellKernel):
 
     def _step(self, t: Int, old: Reg, new: Reg) -> None:
         low, high = share(self.b, self.blocks, self.threads)
+        back = self.b.mod(t, 2)
         if isinstance(self.cell, Gru) and not self.late:
-            self._each_block(low, high, partial(self._tiles, self._reset_gates, t, old, new))
+            self._each_block(low, high, partial(self._tiles, self._reset_gates, t, old, new), back)
             self._wait()
-            self._each_block(low, high, partial(self._tiles, self._candidate, t, old, new))
+            self._each_block(low, high, partial(self._tiles, self._candidate, t, old, new), back)
             return
         kinds = {"lstm": self._lstm, "gru": self._late_gru, "rnn": self._rnn}
-        self._each_block(low, high, partial(self._tiles, kinds[self.cell.name], t, old, new))
+        self._each_block(low, high, partial(self._tiles, kinds[self.cell.name], t, old, new), back)
 
     def _tiles(self, body: _Tile, t: Int, old: Reg, new: Reg, block: UnitVector) -> None:
         """Process rows of the batch, a few at a time: each load of weights serves them all."""

@@ -220,12 +220,20 @@ class CellKernel:
 
             b.loop(*share(b, self.op.batch, self.threads), 1, row)
 
-    def _each_block(self, low: Int, high: Int, body: Callable[[UnitVector], None]) -> None:
-        """Run a body for each vector of units; one that is not full comes last and alone."""
+    def _each_block(
+        self, low: Int, high: Int, body: Callable[[UnitVector], None], back: Int = 0
+    ) -> None:
+        """Run a body for each vector of units; one that is not full comes last and alone.
+
+        back: 1 to begin with the last full vector, 0 to begin with the first.
+        """
         b = self.b
         over = self.hidden % self.lanes
         full = self.blocks - 1 if over else self.blocks
-        b.loop(low, b.minimum(high, full), 1, lambda n, _: body(UnitVector(n, self.lanes)))
+        end = b.minimum(high, full)
+        turn = b.mul(back, b.sub(b.add(low, end), 1))
+        sign = b.sub(1, b.mul(back, 2))
+        b.loop(low, end, 1, lambda n, _: body(UnitVector(b.add(turn, b.mul(sign, n)), self.lanes)))
         if not over:
             return
         if isinstance(high, int):
