@@ -111,6 +111,15 @@ def test_figures_of_the_readme_are_those_of_the_results() -> None:
         f" {max(ratios):.1f} times as fast as in ONNX Runtime {cpu['versions']['onnxruntime']},"
         f" {mean:.2f} times in the geometric mean ([{cpu['date']}]"
     ) in text
+    packages = json.loads((results / "dropin-x86-64.json").read_text())["packages"].values()
+    speeds = [p["onnxruntime"] / p["monograph"] for p in packages]
+    mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
+    assert {p["result"] for p in packages} == {"agrees"}
+    assert (
+        f"{len(speeds)} packages of the package index give the same results so, and their models"
+        f" run {min(speeds):.2f} to {max(speeds):.1f} times as fast, {mean:.2f} times in the"
+        f" geometric mean ([{max(p['date'] for p in packages)}]"
+    ) in text
     table, date = (results / "gpu-h200.md").read_text(), "2026-11-15"
     compiled = [float(x) for x in re.findall(r"(?m)^\| \w+ +\|.* (\d+\.\d+) \| +\d+ \|$", table)]
     assert table.startswith(f"# GPU benchmarks, {date}")
