@@ -161,3 +161,23 @@ def test_the_line_of_a_node_is_in_the_users_program() -> None:
     assert source_line({key: own + library}) == "/home/a/net.py:7 in forward: h = self.hidden(x)"
     assert "linear.py:134" in source_line({key: library})
     assert source_line({}) == ""
+
+
+def test_rounded_inputs_are_the_first_difference(tmp_path: Path) -> None:
+    model = with_quantised_layer(MODELS["cnn"].build(), "conv1")
+    found = compared(save(model, tmp_path / "model.onnx"), "float")
+    assert found.culprit is not None
+    assert found.first is not None
+    assert found.culprit.tensor in ("codes", "rounded")
+    assert found.rows[0].tensor == found.first.tensor
+    (node,) = found.culprit.nodes
+    assert node.label in ("conv1_QuantizeLinear", "conv1_DequantizeLinear")
+
+
+def test_integers_of_onnxruntime_are_compared_in_their_place(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = with_quantised_layer(MODELS["cnn"].build(), "conv3")
+    found = compared(save(model, tmp_path / "model.onnx") + "@reference", "onnxruntime")
+    assert found.ok
+    names = [row.tensor for row in found.rows]
+    assert names.index("codes") < names.index("scores_out") == len(names) - 1

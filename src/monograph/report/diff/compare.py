@@ -186,13 +186,16 @@ def _replayed(side: Observed, base: OnnxTensors) -> dict[str, Own]:
         if value not in current:
             current[value] = apply(value, [current[v] for v in value.inputs])
         point = points.get(value)
-        if point is None or isinstance(value.op, (Constant, Input)):
+        if point is None or isinstance(value.op, Constant):
             continue
         right = current[value]
         if not isinstance(right, np.ndarray) or right.shape != point.data.shape:
             continue
         given = point.data.astype(right.dtype, copy=False)
-        found[point.tensor] = _own(point, given, right, value, points, current, base.graph)
+        if isinstance(value.op, Input):
+            found[point.tensor] = _own_of_input(point, given, right, value, base)
+        else:
+            found[point.tensor] = _own(point, given, right, value, points, current, base.graph)
         current[value] = given
     # Two names of one value are one tensor.
     return {
@@ -200,6 +203,15 @@ def _replayed(side: Observed, base: OnnxTensors) -> dict[str, Own]:
         for n, v in base.values.items()
         if v in points and points[v].tensor in found
     }
+
+
+def _own_of_input(
+    point: TensorPoint, given: Array, right: Array, value: Value, base: OnnxTensors
+) -> Own:
+    """Return what a node adds that only rounds an input of the model."""
+    found = compare(OutputPath(point.tensor), given, right, tolerance_for(value.type, 0.0))
+    made = base.made_by.get(point.tensor)
+    return Own(found, distance(given, right), () if made is None else (made.label,))
 
 
 def _own(

@@ -186,17 +186,17 @@ def recorded_feeds(side: Side) -> dict[str, Any]:
 
 
 def _onnxruntime(side: Side, tensors: OnnxTensors) -> dict[str, TensorPoint]:
-    """Run ONNX Runtime with every tensor of floats as an output."""
+    """Run ONNX Runtime with every tensor as an output; integers become what they stand for."""
     assert side.model is not None
     proto = onnx.load(str(side.model), load_external_data=True)
     own = {o.name for o in proto.graph.output}
-    plain = [n for n in tensors.values if n not in tensors.codes and n not in own]
-    for name in plain:
+    for name in (n for n in tensors.values if n not in own):
         proto.graph.output.add(name=name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(proto, str(path), save_as_external_data=proto.ByteSize() > 1 << 30)
         made, _ = run_onnxruntime(path, tensors.feeds)
+    made |= {n: tensors.decoded(n, x) for n, x in made.items() if n in tensors.codes}
     return {n: TensorPoint(n, x) for n, x in made.items() if n in tensors.values}
 
 

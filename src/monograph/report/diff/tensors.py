@@ -95,7 +95,7 @@ class OnnxTensors:
         """The value of each tensor of floats, by name, in an order in which they can be made."""
         order = {v: i for i, v in enumerate(self.graph.values)}
         found = [(n, v) for n, v in self.graph.outputs if _is_float(v)]
-        return dict(sorted(found, key=lambda item: order[item[1]]))
+        return dict(sorted(found, key=lambda item: order[self.codes.get(item[0], item[1])]))
 
     @cached_property
     def made_by(self) -> dict[str, NodeInfo]:
