@@ -49,7 +49,7 @@ print(time.perf_counter() - start, session.stats["from_disk"], flush=True)
 """
 """A process that says when it is ready, and compiles at a time."""
 MOMENTS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""When an interrupt comes, as parts of the time of a compilation."""
+"""Moments of an interrupt, as parts of the time of a compilation."""
 
 
 @dataclass(frozen=True)

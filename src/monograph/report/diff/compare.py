@@ -70,7 +70,7 @@ class Culprit:
     check: StepCheck | None = None
     fault: BrokenPass | None = None
     differences: tuple[str, ...] = ()
-    """What differs between these nodes in the files of both sides."""
+    """Differences between these nodes in the files of both sides."""
 
 
 @dataclass(frozen=True)

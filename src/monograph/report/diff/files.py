@@ -1,4 +1,4 @@
-"""What differs between the nodes of two ONNX files: ops, attributes and weights."""
+"""Differences between the nodes of two ONNX files: ops, attributes and weights."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.write_error(error)
         self.transport.close()
 
-    def answered(self, reply: _Reply) -> None:
+    def go_on_after(self, reply: _Reply) -> None:
         """Go on after the answer to a repeated request."""
         self._reply = None
         self._last = self.loop.time()
@@ -267,7 +267,7 @@ class _Reply:
         except Exception as error:
             _log.exception("an answer was not written")
             connection.write_error(error)
-        connection.answered(self)
+        connection.go_on_after(self)
 
     def set_exception(self, exception: Exception, /) -> None:
         """Write the error."""
@@ -278,7 +278,7 @@ class _Reply:
             connection.again(self._data)
             return
         connection.write_error(exception)
-        connection.answered(self)
+        connection.go_on_after(self)
 
     def _ended(self) -> LimitedConnection | None:
         if self.timer is not None:
