@@ -1,4 +1,4 @@
-"""The cost of serving above a bare run: the batcher alone, and HTTP and gRPC beside echo servers."""
+"""The cost of serving above a bare run: the batcher alone, HTTP and gRPC beside echo servers."""
 
 from __future__ import annotations
 
