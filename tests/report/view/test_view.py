@@ -210,3 +210,8 @@ def test_colours_of_the_page_are_those_of_the_pictures(folder: Path) -> None:
     assert content_of(page)["palette"] == list(marks.PALETTE)
     assert all(f".h{i}{{fill:{colour}}}" in page for i, colour in enumerate(marks.PALETTE))
     assert set(content_of(page)["kinds"]) == {s["kind"] for s in content_of(page)["steps"]}
+
+
+def test_the_machine_of_the_other_report_is_kept() -> None:
+    report: dict[str, Any] = {"facts": {}, "rules": [], "steps": []}
+    assert compared(report, {**report, "machine": "another"})["machine"] == "another"

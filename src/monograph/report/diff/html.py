@@ -21,7 +21,7 @@ td,th{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:left;wh
 .n{text-align:right;font-variant-numeric:tabular-nums}dl{display:grid;
 grid-template-columns:max-content 1fr;gap:.2rem 1rem}dt{color:var(--dim)}dd{margin:0;
 overflow-wrap:anywhere;font-family:ui-monospace,monospace;font-size:.85rem}
-svg{width:100%;height:auto}.axis{stroke:var(--line)}text{fill:var(--dim);font-size:11px}
+h2{font-size:1.05rem}svg{width:100%;min-width:640px;height:auto}.axis{stroke:var(--line)}text{fill:var(--dim);font-size:11px}
 .total{fill:none;stroke:var(--a);stroke-width:1.5}.own{fill:var(--bad)}.ok{fill:var(--good)}
 p{color:var(--dim)}
 """
@@ -37,7 +37,7 @@ def diff_page(found: DiffResult) -> str:
     facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in culprit_facts(found))
     body = (
         f"<h1>{a} and {b}</h1><p class={colour}><strong>{escape(headline(found))}</strong></p>"
-        f"<dl>{facts}</dl><h2>How it grows</h2>{chart(found)}"
+        f"<dl>{facts}</dl><h2>How it grows</h2><div class=wide>{chart(found)}</div>"
         "<p>The line is the difference of the two sides at each tensor, relative to its root mean"
         " square. A dot is what a side adds there, given the tensors before: green where its"
         " roundings explain it.</p><h2>Tensors</h2><div class=wide><table><tr><th>tensor<th>ONNX"

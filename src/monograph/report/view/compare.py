@@ -40,6 +40,7 @@ def compared(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any
         "model": str(before.get("model", "")),
         "version": str(before.get("version", "")),
         "target": str(before.get("target", "")),
+        "machine": str(before.get("machine", "")),
         "facts": _facts(now["facts"], before.get("facts", {})),
         "rules": _rules(now["rules"], before.get("rules", [])),
         "steps": _steps(now["steps"], before["steps"]),

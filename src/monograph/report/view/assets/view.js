@@ -173,7 +173,7 @@
   const sections = {
     overview(box) {
       const f = data.facts, measured = f.run_seconds !== undefined;
-      box.append(cards([["ONNX nodes", count(f.nodes)], ["ops before, after the passes", `${count(f.ops_before)} \u2192 ${count(f.ops_after)}`], ["steps (kernels)", count(f.steps)], ["launches of a run", f.launches],
+      box.append(cards([["ONNX nodes", count(f.nodes)], ["ops before, after the passes", `${count(f.ops_before)} \u2192 ${count(f.ops_after)}`], ["steps (kernels)", count(f.steps)], ["launches of a run, host steps among them", data.launches.length ? count(data.launches.length) : ""],
         ["parameters", count(f.parameters)], ["weights in the file", bytes(f.weight_bytes)], ["memory for temporaries", bytes(f.arena_bytes)],
         ["a run", measured ? seconds(f.run_seconds) : "not run"], ["its steps together", measured ? seconds(f.step_seconds) : ""], ["its steps at the peaks of this machine", f.floor_seconds ? seconds(f.floor_seconds) : ""], ["threads", f.threads], ["device", f.device], ["precision", f.precision], ["streams of the graph", f.streams], ["between launches, one by one", f.gap_seconds === undefined ? "" : seconds(f.gap_seconds)],
         ["wrong steps", f.steps_wrong === undefined ? "" : f.steps_wrong, f.steps_wrong ? "bad" : "good"]]));
@@ -185,7 +185,7 @@
         }));
       }
       box.append(el("h2", {}, "Inputs and outputs"), table([["input"], [(f.sizes || []).some(Boolean) ? "sizes in this report" : ""]], f.inputs, (x, i) => el("tr", {}, cell(el("code", {}, x)), cell(el("code", {}, (f.sizes || [])[i] || "")))), table([["output"]], f.outputs, (x) => el("tr", {}, cell(el("code", {}, x)))));
-      box.append(el("h2", {}, "What runs where"), table([["launch"], ["steps", true]], data.launches, (x) => el("tr", {}, cell(x.text), cell(`${x.first}\u2013${x.last}`, true))));
+      box.append(el("h2", {}, "What runs where"), el("p", {}, f.launches), table([["launch"], ["steps", true]], data.launches, (x) => el("tr", {}, cell(x.text), cell(x.first === x.last ? x.first : `${x.first}\u2013${x.last}`, true))));
       const host = data.steps.map((s, i) => [s, i]).filter(([s]) => s.host);
       if (host.length) box.append(el("h2", {}, "Steps on the host, and why"), table([["step"], ["reason"]], host, ([s, i]) => el("tr", {}, cell(stepButton(i)), cell(s.host))));
       if (measured) {
@@ -280,9 +280,14 @@
     },
     compare(box) {
       const none = () => el("p", { class: "dim" }, "none");
-      const figures = { peak_flops: ["peak of the machine: operations", (n) => `${rate(n / 1e9)} GFLOP/s`], peak_bytes: ["peak of the machine: memory", (n) => `${rate(n / 1e9)} GB/s`] };
+      const figures = {
+        nodes: ["ONNX nodes", count], ops_before: ["ops before the passes", count], ops_after: ["ops after the passes", count], steps: ["steps (kernels)", count], host_steps: ["steps on the host", count],
+        weight_bytes: ["weights in the file", bytes], arena_bytes: ["memory for temporaries", bytes], run_seconds: ["a run", seconds], step_seconds: ["its steps together", seconds],
+        floor_seconds: ["its steps at the peaks of the machine", seconds], gap_seconds: ["between launches, one by one", seconds], steps_wrong: ["wrong steps", count], peak_flops: ["peak of the machine: operations", (n) => `${rate(n / 1e9)} GFLOP/s`], peak_bytes: ["peak of the machine: memory", (n) => `${rate(n / 1e9)} GB/s`],
+      };
       const other = data.against, change = (a, b) => (a ? `${b >= a ? "+" : "\u2212"}${Math.abs(100 * (b / a - 1)).toFixed(1)}%` : "");
       box.append(el("p", {}, `Before: ${other.model} on ${other.target}, Monograph ${other.version}. Now: ${data.model} on ${data.target}, Monograph ${data.version}.`));
+      if (other.machine && data.machine && other.machine !== data.machine) box.append(el("p", { class: "bad" }, `The machines differ: ${other.machine} before, ${data.machine} now.`));
       box.append(table([["figure"], ["before", true], ["now", true], ["change", true]], other.facts.filter((f) => f[1] !== f[2]), ([name, a, b, low]) => {
         const [label, text] = figures[name] || [name.replaceAll("_", " "), name.endsWith("seconds") ? seconds : name.includes("bytes") ? bytes : count];
         return el("tr", {}, cell(label), cell(text(a), true), cell(text(b), true), cell(change(a, b), true, low ? (b < a ? "good" : "bad") : ""));
