@@ -47,6 +47,45 @@ def test_a_package_is_compared_by_its_outputs(model: str, tmp_path: Path) -> Non
     assert [t["tensor"] for t in found["tensors"]] == ["last_out"]
 
 
+def test_two_packages_are_compared_by_the_outputs_of_their_model(
+    model: str, tmp_path: Path
+) -> None:
+    changed = MODELS["tower"].build()
+    (weight,) = [w for w in changed.graph.initializer if w.name == changed.graph.node[-1].input[1]]
+    data = 2 * onnx.numpy_helper.to_array(weight)
+    weight.CopyFrom(onnx.numpy_helper.from_array(data, weight.name))
+    packages = []
+    for name, path in (("old", model), ("new", save(changed, tmp_path / "changed.onnx"))):
+        session = load(path)
+        session.run({"x": np.ones((4, 24), np.float32)})
+        session.save(tmp_path / f"{name}.mono")
+        packages.append(tmp_path / f"{name}.mono")
+    old, new = packages
+    assert call_json("diff", old, old, "--model", model)["ok"]
+    found = call("diff", old, new, "--model", model)
+    assert found.exit_code == 1
+    told = call_json("diff", old, new, "--model", model)
+    assert told["first"] == told["culprit"]["tensor"] == "last_out"
+    assert told["culprit"]["kind"] == "side"
+
+
+def test_two_archives_are_compared_by_the_names_of_their_model(model: str, tmp_path: Path) -> None:
+    before, after = tmp_path / "before.npz", tmp_path / "after.npz"
+    call_json("diff", model, "--record", before)
+    with np.load(before) as archive:
+        arrays = dict(archive)
+    np.savez(after, **arrays | {"out:second_out": -arrays["out:second_out"]})
+    assert call_json("diff", before, before, "--model", model)["ok"]
+    told = call_json("diff", before, after, "--model", model)
+    assert told["first"] == told["culprit"]["tensor"] == "second_out"
+    refused = call("diff", before, after)
+    assert refused.exit_code == 2
+    assert "--model MODEL.onnx" in refused.output
+    refused = call("diff", model, after, "--model", model)
+    assert refused.exit_code == 2
+    assert "leave out `--model`" in refused.output
+
+
 def test_recorded_tensors_are_another_side(model: str, tmp_path: Path) -> None:
     record = tmp_path / "before.npz"
     made = call_json("diff", model, "--record", record, "--seed", "7")

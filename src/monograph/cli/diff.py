@@ -27,6 +27,14 @@ Second = Annotated[
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE.html", help="Also write the comparison as a page.")
 ]
+ModelOfBoth = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL.onnx",
+        help="The model of A and B if both are packages or archives.",
+    ),
+]
 Record = Annotated[
     Path | None,
     typer.Option(
@@ -44,6 +52,7 @@ def diff(
     input_range: InputRanges = None,
     value: Values = None,
     seed: Seed = 0,
+    model: ModelOfBoth = None,
     html: Html = None,
     record: Record = None,
     as_json: AsJson = False,
@@ -59,7 +68,8 @@ def diff(
 
     A side is MODEL (on the CPU), MODEL@TARGET, MODEL@gpu,precision=f16, a package, an archive of
     arrays (.npz), `onnxruntime`, `@TARGET` or `float`: the model without the roundings of its
-    quantised activations. A side without a model takes that of the other side.
+    quantised activations. A side without a model takes that of the other side; two packages or
+    archives need --model, whose names, nodes and tolerances they are compared by.
 
     --record writes the tensors of A, for a comparison with another version or machine.
 
@@ -73,6 +83,8 @@ def diff(
 
     monograph diff model-int8.onnx float
 
+    monograph diff old.mono new.mono --model model.onnx
+
     monograph diff model.onnx --record before.npz
     """
     with reporting(as_json, debug):
@@ -84,15 +96,15 @@ def diff(
             Path(a), None, dim, input_, inputs, seed, ranges=input_range, values=value
         )
         if record is not None:
-            if b is not None or html is not None:
-                raise ConfigError("`--record` takes one side", hint="leave out B and --html")
+            if any(x is not None for x in (b, html, model)):
+                raise ConfigError("`--record` takes one side", hint="leave out all but A")
             made = command.record(a, request, record, note)
             told = {"recorded": str(record), "tensors": len(made.points)}
             show(as_json, told, lambda out: out.print(f"{len(made.points)} tensors: {record}"))
             return
         if b is None:
             raise ConfigError("`monograph diff` compares two sides", hint="name B, or --record")
-        found = command.diff_model(a, b, request, note)
+        found = command.diff_model(a, b, request, note, model)
         if html is not None:
             write_diff(html, found)
         show(as_json, diff_json(found), lambda out: show_diff(out, found))

@@ -28,22 +28,35 @@ from monograph.runtime.atomic_write import replacing_named
 from monograph.runtime.cache.store import is_package
 
 
-def model_of(first: Side, second: Side) -> Path:
-    """Return the model file whose tensors are compared: that of the first side that has one."""
+def model_of(first: Side, second: Side, named: Path | None = None) -> Path:
+    """Return the model file whose tensors are compared: that of the first side that has one.
+
+    named: the model file of sides that have none.
+    """
     for side in (first, second):
         if side.model is not None and side.kind not in ("arrays", "package"):
+            if named is not None:
+                raise ConfigError(
+                    "`--model` is for packages and archives only: a side names its model",
+                    given=side.text,
+                    hint="leave out `--model`",
+                )
             return side.model
+    if named is not None:
+        return named
     raise ConfigError(
-        "one side must be a model file: packages and arrays do not tell what lies between",
+        "packages and arrays do not tell what lies between inputs and outputs",
         given=f"{first.text} and {second.text}",
-        hint="give the ONNX file of the package as the other side",
+        hint="name the ONNX file that they come from: `--model MODEL.onnx`",
     )
 
 
-def diff_model(first: str, second: str, request: RunRequest, note: Notes) -> DiffResult:
-    """Compare two sides on the inputs of a request."""
+def diff_model(
+    first: str, second: str, request: RunRequest, note: Notes, named: Path | None = None
+) -> DiffResult:
+    """Compare two sides on the inputs of a request; `named` is the model of two packages."""
     sides = parse_sides(first, second)
-    model = model_of(*sides)
+    model = model_of(*sides, named)
     feeds, tensors = _inputs(sides, replace(request, model=model), note)
     dims = request.dims or {}
     read = [tensors if _reads(s, model) else read_side(s, feeds, dims) for s in sides]
