@@ -173,6 +173,21 @@ def test_requests_sent_at_once_are_answered_in_order(folder: Path) -> None:
     with_client(folder, work)
 
 
+def test_requests_sent_at_once_may_all_be_late(folder: Path) -> None:
+    """The next request of a connection is queued while the error of the last one is written."""
+
+    async def work(server: Here, client: Client) -> None:
+        late = request(X, parameters={"binary_data_output": True, "timeout": 1})
+        await client.ask(late)
+        client.writer.write(late * 20 + request(X))
+        statuses = [(await client.answer())[0] for _ in range(21)]
+        assert set(statuses[:-1]) == {504}
+        assert statuses[-1] == 200
+        assert len(server.long) == 2
+
+    with_client(folder, work)
+
+
 def test_errors_are_those_of_all_requests(folder: Path) -> None:
     async def work(server: Here, client: Client) -> None:
         good = request(X)

@@ -162,7 +162,9 @@ class Runner:
     def _run_next(self) -> None:
         """Run the next batch and answer its requests."""
         with self._lock:
-            live = self._take()
+            live, late = self._take()
+        # A client may send its next request right after this answer: the lock is free by then.
+        self._deliver([(w, _expired()) for w in late])
         if not live:
             return
         started = time.monotonic()
@@ -186,17 +188,21 @@ class Runner:
         self._running = 0
         self._deliver(found)
 
-    def _take(self) -> list[Waiting]:
-        """Take a batch from the queue; requests that nobody waits for any more are dropped."""
+    def _take(self) -> tuple[list[Waiting], list[Waiting]]:
+        """Take a batch from the queue, and the requests whose deadline has passed.
+
+        Requests that nobody waits for any more are dropped.
+        """
         now = time.monotonic()
         kept: list[Waiting] = []
+        late: list[Waiting] = []
         for w in self._queue:
             if w.answer.done():
                 self.waiting_bytes -= w.nbytes
             elif w.deadline < now:
                 self.waiting_bytes -= w.nbytes
                 self._statistics.failed(Failure.EXPIRED.name.lower(), now - w.arrived)
-                self._deliver([(w, _expired())])
+                late.append(w)
             else:
                 kept.append(w)
         self._queue = kept
@@ -204,7 +210,7 @@ class Runner:
         for w in batch:
             self.waiting_bytes -= w.nbytes
         self._running = len(batch)
-        return batch
+        return batch, late
 
     def _answers(self, batch: list[Waiting]) -> list[list[Array]]:
         """Run a batch."""
