@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,26 @@ from tests.campaign.worker import receive, send
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
-"""Seconds that a case may take on all its sides."""
+"""Seconds that a case may take on all its sides, without those that it waits for a core."""
 RENEWED = 400
 """Cases after which a worker makes room for a fresh one: what libraries hold is given back."""
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+LEAST_WAIT = 0.1
+"""Seconds between two looks at a process that may take too long."""
+
+
+def waited_for_cores(pid: int) -> float:
+    """Return the seconds that a process was ready and had no core: other load is no hang.
+
+    That of the thread that waited longest; 0 where the system does not tell.
+    """
+    longest = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
+            longest = max(longest, int(path.read_text().split()[1]))
+    return longest / 1e9
 
 
 class Worker:
@@ -47,14 +65,10 @@ class Worker:
         if self.process is None:
             self.process = self.start()
         self.served += 1
-        process, hung, side, reply = self.process, threading.Event(), "generator", {}
-
-        def stop() -> None:
-            hung.set()
-            process.kill()
-
-        timer = threading.Timer(self.patience, stop)
-        timer.start()
+        process, side, reply = self.process, "generator", {}
+        hung, over = threading.Event(), threading.Event()
+        watch = threading.Thread(target=self._watch, args=(process, hung, over), daemon=True)
+        watch.start()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -64,7 +78,8 @@ class Worker:
         except (BrokenPipeError, EOFError):
             reply = {}
         finally:
-            timer.cancel()
+            over.set()
+            watch.join()
         if reply:
             return dict(reply)
         status = process.wait()
@@ -73,6 +88,20 @@ class Worker:
             return {"died": "hang", "side": side, "why": f"took more than {self.patience:.0f} s"}
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
         return {"died": "crash", "side": side, "why": f"the process died: {name}"}
+
+    def _watch(
+        self, process: subprocess.Popen[bytes], hung: threading.Event, over: threading.Event
+    ) -> None:
+        """Kill a process that takes too long over its case."""
+        began = time.monotonic() - waited_for_cores(process.pid)
+        left = self.patience
+        while not over.wait(max(left, LEAST_WAIT)):
+            spent = time.monotonic() - waited_for_cores(process.pid) - began
+            left = self.patience - spent
+            if left <= 0:
+                hung.set()
+                process.kill()
+                return
 
     def stop(self) -> None:
         """Ends the process, if there is one."""

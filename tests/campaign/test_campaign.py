@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnx import helper
 
 import monograph
 from tests.campaign import judge as judging
-from tests.campaign import kinds, nnsmith_cases, sides
+from tests.campaign import kinds, nnsmith_cases, pool, sides
 from tests.campaign.case import Case, Node, finish, single_model, tensor
 from tests.campaign.differences import TABLE, explain
 from tests.campaign.draw import Draw
@@ -26,7 +27,7 @@ from tests.campaign.findings import save, shrunk
 from tests.campaign.judge import Problem, Verdict, judge
 from tests.campaign.kinds import KINDS
 from tests.campaign.minimise import minimise
-from tests.campaign.pool import Worker
+from tests.campaign.pool import Worker, waited_for_cores
 from tests.campaign.run import Report, campaign, died
 from tests.campaign.script import write
 from tests.campaign.sides import Outcome, machines
@@ -249,6 +250,21 @@ def test_a_worker_that_hangs_is_a_finding():
     reply = worker.ask({"kind": "single", "seed": 1, "number": 1, "turn": 0})
     assert reply["died"] == "hang"
     worker.stop()
+
+
+def test_a_worker_that_waits_for_a_core_does_not_hang(monkeypatch: pytest.MonkeyPatch):
+    """Nearly all of its time it waits: another load has the cores."""
+    monkeypatch.setattr(pool, "waited_for_cores", lambda pid: 0.999 * time.monotonic())
+    worker = Worker(["cpu"], patience=0.5)
+    reply = worker.ask({"kind": "single", "seed": 1, "number": 1, "turn": 0})
+    assert reply["verdict"].counts
+    worker.stop()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
+def test_time_without_a_core_is_counted():
+    assert 0 <= waited_for_cores(os.getpid()) < time.monotonic()
+    assert waited_for_cores(-1) == 0
 
 
 def test_a_generator_that_fails_is_a_finding():
