@@ -51,10 +51,12 @@ def test_a_report_is_read_wide_and_narrow(tmp_path: Path) -> None:
     proto = MODELS["detector"].build()
     (node,) = [n for n in proto.graph.node if n.name == "large_head"]
     node.name = WANTED
-    onnx.save(proto, tmp_path / "model.onnx")
-    result = call("view", tmp_path / "model.onnx", "-o", tmp_path / "page.html")
+    folder = tmp_path / ("folder-with-a-long-name-" * 4)  # The page shows its path.
+    folder.mkdir()
+    onnx.save(proto, folder / "model.onnx")
+    result = call("view", folder / "model.onnx", "-o", folder / "page.html")
     assert result.exit_code == 0, result.output
-    found = visited(tmp_path, [("page.html", 1280), ("page.html", 390)], "large_head")
+    found = visited(folder, [("page.html", 1280), ("page.html", 390)], "large_head")
     assert [f["width"] for f in found] == [1280, 390]
     for seen in found:
         assert seen["wide"] <= seen["width"], "nothing is cut off"
