@@ -249,7 +249,7 @@ class Quantize(Op):
             data = b.add(data, b.cast(z, wide))
         if self.to.is_float:
             return b.cast(data, self.to, self.saturate)
-        lo, hi = _limits(self.to)
+        lo, hi = integer_limits(self.to)
         data = b.min(b.max(data, b.constant(lo, wide)), b.constant(hi, wide))
         return b.cast(data, self.to)
 
@@ -263,7 +263,7 @@ def _wide(*dtypes: DType) -> DType:
     return f32 if fits else f64
 
 
-def _limits(to: DType) -> tuple[float, float]:
+def integer_limits(to: DType) -> tuple[float, float]:
     """Return the range of an integer type."""
     if to.kind == "uint":
         return 0.0, 2.0**to.bits - 1
@@ -272,4 +272,4 @@ def _limits(to: DType) -> tuple[float, float]:
 
 def _saturated(data: Array, to: DType) -> Array:
     """Whole numbers within the range of an integer type."""
-    return np.clip(data, *_limits(to)).astype(np.int64)
+    return np.clip(data, *integer_limits(to)).astype(np.int64)

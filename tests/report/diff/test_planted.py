@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from monograph import pipeline
 from monograph.codegen.llvm.module import compile as compiler
@@ -20,7 +22,7 @@ from monograph.ops.elementwise import Mul
 from monograph.passes.base import Environment, Pass
 from monograph.program.fusion.region import Region
 from monograph.report.commands.execute import RunRequest
-from monograph.report.diff.compare import KERNEL, MODEL, REWRITE, DiffResult
+from monograph.report.diff.compare import KERNEL, MODEL, REWRITE, ROUNDING, DiffResult
 from monograph.report.diff.html import diff_page
 from monograph.report.diff.run import diff_model
 from monograph.report.diff.tensors import source_line
@@ -144,14 +146,75 @@ def test_a_quantised_layer_is_named(name: str, twin: bool, tmp_path: Path) -> No
     other = "float" if twin else save(plain, tmp_path / "plain.onnx")
     found = compared(quantised, other)
     assert found.culprit is not None
-    assert found.culprit.kind == MODEL
+    assert found.culprit.kind == (ROUNDING if twin else MODEL)
     named = [n.label for n in found.culprit.nodes]
     assert any(n == layer or n.startswith(f"{layer}_") for n in named), named
     assert len(named) <= 4
-    assert "the two models differ here" in diff_page(found)
+    told = "this one changes the model most" if twin else "the two models differ here"
+    assert told in diff_page(found)
     if not twin:
         told = " ".join(found.culprit.differences)
         assert f"{layer}_QuantizeLinear: only in A" in told or "is DequantizeLinear in A" in told
+
+
+BLOCKS, WIDTH = 6, 24
+
+
+@pytest.mark.parametrize("bad", [0, 3, 5])
+@pytest.mark.parametrize("kind", [TensorProto.INT8, TensorProto.UINT8], ids=["int8", "uint8"])
+def test_the_badly_rounded_one_of_many_layers_is_named(kind: int, bad: int, tmp_path: Path) -> None:
+    path = save(_all_rounded(kind, bad), tmp_path / "quantised.onnx")
+    found = compared(path, "float")
+    assert found.culprit is not None
+    assert found.culprit.kind == ROUNDING
+    assert [n.label for n in found.culprit.nodes] == [f"block{bad}/q", f"block{bad}/dq"]
+    told = " ".join(found.culprit.differences)
+    clipped = re.search(r"([\d.]+)% are clipped", told)
+    assert clipped is not None, told
+    assert float(clipped[1]) > 20
+    assert f"block{bad}/q" in diff_page(found)
+
+
+def test_names_that_few_tensors_share_are_noted(tmp_path: Path) -> None:
+    quantised = save(_all_rounded(TensorProto.INT8, 2), tmp_path / "quantised.onnx")
+    plain = save(_all_rounded(None, 2), tmp_path / "plain.onnx")
+    notes: list[str] = []
+    for sides in ((quantised, plain), (plain, quantised)):
+        found = diff_model(*sides, RunRequest(Path(sides[0])), notes.append)
+        assert not found.ok
+        assert any("compare it with `float`" in n for n in notes), notes
+        notes.clear()
+    diff_model(quantised, "@reference", RunRequest(Path(quantised)), notes.append)
+    assert not any("float" in n for n in notes)
+
+
+def _all_rounded(kind: int | None, bad: int) -> onnx.ModelProto:
+    """Layers whose operands are rounded over their range, one over a tenth of it; or none is."""
+    random = np.random.default_rng(3)
+    nodes, constants, x = [], [], "x"
+    zero = 0 if kind != TensorProto.UINT8 else 128
+    given = random.uniform(-1, 1, (8, WIDTH)).astype(np.float32)
+    for i in range(BLOCKS):
+        weight = random.uniform(-1, 1, (WIDTH, WIDTH)).astype(np.float32)
+        scale = np.abs(given).max() / 127 / (10 if i == bad else 1)
+        constants += [
+            onnx.numpy_helper.from_array(weight, f"w{i}"),
+            onnx.numpy_helper.from_array(np.float32(scale), f"s{i}"),
+        ]
+        if kind is not None:
+            constants.append(helper.make_tensor(f"z{i}", kind, [], [zero]))
+            ends = [f"s{i}", f"z{i}"]
+            nodes += [
+                helper.make_node("QuantizeLinear", [x, *ends], [f"q{i}"], f"block{i}/q"),
+                helper.make_node("DequantizeLinear", [f"q{i}", *ends], [f"d{i}"], f"block{i}/dq"),
+            ]
+            x = f"d{i}"
+        nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"y{i}"], f"block{i}/dot"))
+        x, given = f"y{i}", given @ weight
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [8, WIDTH]) for n in ("x", x)]
+    graph = helper.make_graph(nodes, "layers", ports[:1], ports[1:], constants)
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def test_the_line_of_a_node_is_in_the_users_program() -> None:
@@ -170,8 +233,8 @@ def test_rounded_inputs_are_the_first_difference(tmp_path: Path) -> None:
     assert found.first is not None
     assert found.culprit.tensor in ("codes", "rounded")
     assert found.rows[0].tensor == found.first.tensor
-    (node,) = found.culprit.nodes
-    assert node.label in ("conv1_QuantizeLinear", "conv1_DequantizeLinear")
+    named = [node.label for node in found.culprit.nodes]
+    assert named == ["conv1_QuantizeLinear", "conv1_DequantizeLinear"]
 
 
 def test_integers_of_onnxruntime_are_compared_in_their_place(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from monograph.runtime.numerics.stepwise import StepCheck
 from monograph.runtime.numerics.tolerance import Tolerance, tolerance_for, variances
 
 KERNEL, REWRITE, LOWERING, MODEL, SIDE = "kernel", "rewrite", "lowering", "model", "side"
-PRECISION = "precision"
+PRECISION, ROUNDING = "precision", "rounding"
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Culprit:
     """The origin of the first difference."""
 
     kind: str
-    """"kernel", "rewrite", "lowering", "model", "precision" or "side"."""
+    """"kernel", "rewrite", "lowering", "model", "precision", "rounding" or "side"."""
     side: int
     tensor: str | None
     nodes: tuple[NodeInfo, ...]
     check: StepCheck | None = None
     fault: BrokenPass | None = None
     differences: tuple[str, ...] = ()
-    """Differences between these nodes in the files of both sides."""
+    """Differences between these nodes in the files of both sides; or the range of a rounding."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from monograph.report.commands.execute import Notes, RunRequest, advising
 from monograph.report.commands.input_files import INPUT_PREFIX, OUTPUT_PREFIX
 from monograph.report.diff.compare import MODEL, DiffResult, compare_sides
 from monograph.report.diff.files import node_differences
+from monograph.report.diff.rounding import largest_rounding
 from monograph.report.diff.sides import (
     TWIN,
     Observed,
@@ -70,7 +71,18 @@ def diff_model(
         base = float_twin(tensors)
         a, b = b, a
     found = compare_sides(a, b, base, same_model=not twin and read[0] is read[1])
-    return found if twin else _with_differences(found)
+    for side, tensors_of in zip(sides, read, strict=True):
+        if not twin and read[0] is not read[1] and _is_rounded(tensors_of, found):
+            note(
+                f"{side.text} rounds activations, and few of its tensors have their name in both"
+                f" files ({len(found.rows)}): compare it with `float` too, which names the layer"
+            )
+    return largest_rounding(found, tensors) if twin else _with_differences(found)
+
+
+def _is_rounded(tensors: OnnxTensors, found: DiffResult) -> bool:
+    """Return True for a quantised model of which less than half of the tensors are compared."""
+    return bool(tensors.codes) and 2 * len(found.rows) < len(tensors.values)
 
 
 def _with_differences(found: DiffResult) -> DiffResult:

@@ -13,6 +13,7 @@ from monograph.report.diff.compare import (
     MODEL,
     PRECISION,
     REWRITE,
+    ROUNDING,
     SIDE,
     Culprit,
     DiffResult,
@@ -31,6 +32,7 @@ _BLAME = {
     MODEL: "the two models differ here",
     PRECISION: "the precision of this side explains the difference: its outputs are as near as that"
     " allows",
+    ROUNDING: "of all activations that are rounded to integers, this one changes the model most",
     SIDE: "this side computes other numbers here than the reference does from the same operands",
 }
 ADDS_UP = "no step and no rewrite is wrong by itself: roundings add up"
@@ -65,7 +67,8 @@ def culprit_facts(found: DiffResult) -> list[tuple[str, str]]:
     facts += [("ONNX node", str(node)) for node in culprit.nodes[:8]]
     if len(culprit.nodes) > 8:
         facts.append(("", f"and {len(culprit.nodes) - 8} more nodes"))
-    facts += [("in the files" if i == 0 else "", t) for i, t in enumerate(culprit.differences)]
+    label = "rounding" if culprit.kind == ROUNDING else "in the files"
+    facts += [(label if i == 0 else "", t) for i, t in enumerate(culprit.differences)]
     facts += [("Python", s) for s in dict.fromkeys(n.source for n in culprit.nodes if n.source)]
     if culprit.tensor is not None:
         facts.append(("tensor", culprit.tensor))
@@ -79,11 +82,12 @@ def show_diff(out: Console, found: DiffResult) -> None:
     out.print(f"{escape(a)} and {escape(b)}: [{colour}]{headline(found)}[/{colour}]")
     for label, text in culprit_facts(found):
         out.print(f"  {label:<14}{escape(text)}", highlight=False)
-    if found.first is not None:
+    blames_most = found.culprit is not None and found.culprit.kind == ROUNDING
+    if found.first is not None and not blames_most:
         first = found.first
         worst = first.accumulated.problem or ""
         out.print(f"first tensor beyond its tolerance: {escape(first.tensor)} ({escape(worst)})")
-    if found.largest is not None and not found.ok:
+    if found.largest is not None and not found.ok and not blames_most:
         out.print(f"the most is added at: {escape(found.largest.tensor)}")
     _show_rows(out, found)
     if found.absent:
