@@ -51,11 +51,11 @@ def test_which_step_takes_the_time(tmp_path: Path) -> None:
 
 
 def test_which_layer_loses_accuracy(tmp_path: Path) -> None:
-    """One layer of a model was quantised coarsely: `diff` with the float twin names it."""
+    """One layer was quantised coarsely: `diff` with the float twin names the rounding."""
     planted = MODELS["cnn"]
     model = with_quantised_layer(planted.build(), planted.quantised)
     found = call_json("diff", save(model, tmp_path / "model.onnx"), "float")
-    assert found["culprit"]["kind"] == "model"
+    assert found["culprit"]["kind"] == "rounding"
     named = [n["name"] for n in found["culprit"]["nodes"]]
     assert any(n.startswith(planted.quantised) for n in named)
     wrong = [t["tensor"] for t in found["tensors"] if not t["difference"]["ok"]]
