@@ -3,12 +3,15 @@
 The result consists of tiles of 4x4 pixels. Each is computed from 6x6 pixels of the input: these are
 transformed, each of the 36 elements of a tile is multiplied with its own matrix of channels, and
 the products are transformed back. Threads process chunks of tiles whose transforms stay in cache.
+The number of tiles may be open: then the size of a chunk is computed in a run, up to the room for
+transforms.
 
 Sums are reassociated: the error is a few times that of a direct convolution.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,7 +36,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, Value, is_finite, known
 from monograph.ir.dtype import f32
-from monograph.ir.sizes import any_open
+from monograph.ir.sizes import hint_of, is_open
 from monograph.ops.conv import Conv
 from monograph.ops.window import CHANNELS_LAST
 
@@ -71,33 +74,67 @@ class WinogradTiling:
     """The number of tiles along the spatial axes."""
     total: int
     chunk: int
-    """The number of tiles that are transformed and multiplied together."""
+    """The number of tiles that are transformed and multiplied together; the most if it is open."""
     chunks: int
+    """The number of chunks, if they are as large as that."""
     tile: RegisterTile
     """The register tile of the products."""
 
 
 def make_plan(value: Value, features: Features, threads: int) -> WinogradTiling:
-    """Divide the tiles into chunks, an equal number for every thread."""
-    batch, height, width, results = value.tensor.static
-    channels = value.inputs[0].tensor.static[-1]
+    """Divide the tiles into chunks, an equal number for every thread.
+
+    Of an open number of tiles, chunks are as large as their memory allows, in whole register tiles.
+    """
+    batch, height, width, _ = value.tensor.static
     down, across = -(-height // SIZE), -(-width // SIZE)
     total = batch * down * across
-    lanes = features.lanes(32)
-    vectors = -(-results // lanes)
-    row = 4 * PLANES * (_whole(channels, lanes) + vectors * lanes)
-    most = max(1, CHUNK_BYTES // row)
-    chunks = -(-total // most)
-    chunks = -(-chunks // threads) * threads
-    chunk = -(-total // chunks)
-    tile = choose_tile(chunk, vectors, channels, features, 1)
+    if not is_open(total):
+        return _divided(value, features, threads, (down, across, total))
+    most = _most_tiles(value, features)
+    tile = _product_tile(value, features, most)
+    chunk = max(most // tile.rows, 1) * tile.rows
     return WinogradTiling(down, across, total, chunk, -(-total // chunk), tile)
 
 
+def _hinted_plan(value: Value, features: Features, threads: int) -> WinogradTiling:
+    """Return the plan for the sizes of the compiling run."""
+    batch, height, width, _ = map(hint_of, value.tensor.static)
+    down, across = -(-height // SIZE), -(-width // SIZE)
+    return _divided(value, features, threads, (down, across, max(batch * down * across, 1)))
+
+
+def _divided(
+    value: Value, features: Features, threads: int, tiles: tuple[int, int, int]
+) -> WinogradTiling:
+    """Return the plan for a number of tiles: down, across and in all."""
+    down, across, total = tiles
+    chunks = -(-total // _most_tiles(value, features))
+    chunks = -(-chunks // threads) * threads
+    chunk = -(-total // chunks)
+    tile = _product_tile(value, features, chunk)
+    return WinogradTiling(down, across, total, chunk, -(-total // chunk), tile)
+
+
+def _product_tile(value: Value, features: Features, tiles: int) -> RegisterTile:
+    """Return the register tile of the products of so many tiles with a plane of weights."""
+    results, channels = value.inputs[1].tensor.static[:2]
+    return choose_tile(tiles, -(-results // features.lanes(32)), channels, features, 1)
+
+
+def _most_tiles(value: Value, features: Features) -> int:
+    """Return the number of tiles whose transforms stay in cache."""
+    lanes = features.lanes(32)
+    results, channels = value.inputs[1].tensor.static[:2]
+    row = 4 * PLANES * (_whole(channels, lanes) + _whole(results, lanes))
+    return max(1, CHUNK_BYTES // row)
+
+
 def halo_end(value: Value) -> tuple[int, int]:
-    """Return the rows and columns of zeros that whole tiles read beyond the padding."""
+    """Return the rows and columns of zeros that whole tiles read beyond the padding, or more."""
     _, height, width, _ = value.tensor.static
-    return -height % SIZE, -width % SIZE
+    rows, columns = (SIZE - 1 if is_open(n) else -n % SIZE for n in (height, width))
+    return rows, columns
 
 
 def serves(value: Value) -> bool:
@@ -109,16 +146,19 @@ def serves(value: Value) -> bool:
     if not x.dtype == w.dtype == value.dtype == f32 or known(w) is None:
         return False
     plain = op.strides == op.dilations == (1, 1)
-    # Tiles at the edges of an image are at literal positions.
-    known_sizes = not any_open(value.tensor.static)
-    return plain and known_sizes and w.tensor.static[2:] == (3, 3) and value.tensor.size > 0
+    return plain and w.tensor.static[2:] == (3, 3) and not _is_empty(value)
+
+
+def _is_empty(value: Value) -> bool:
+    """Return True if no run has a result with elements; open sizes are not asked."""
+    return any(not is_open(n) and n == 0 for n in value.tensor.static)
 
 
 def pays(value: Value, features: Features, threads: int) -> bool:
     """Return True if this kernel is estimated to be faster than the direct one."""
     if not is_finite(value.inputs[1]):
         return False  # transformed, one such weight would invalidate all nine
-    plan = make_plan(value, features, threads)
+    plan = _hinted_plan(value, features, threads)
     lanes = features.lanes(32)
     inputs = -(-value.inputs[0].tensor.static[-1] // lanes)
     outputs = -(-value.tensor.static[-1] // lanes)
@@ -179,9 +219,23 @@ class _Winograd:
         self.m = b.offset(self.v, PLANES * self.v_plane)
         self.epilogue = Epilogue(context, b)
         self.epilogue.reserve(SIZE * SIZE, self.lanes)
-        b.loop(*share(b, self.plan.chunks, context.threads), 1, self._chunk)
+        chunk, chunks = self._chunks()
+        b.loop(*share(b, chunks, context.threads), 1, partial(self._chunk, chunk))
         kernel = context.finish(b)
         return replace(kernel, text=kernel.text + self.plain.text(context.checked))
+
+    def _chunks(self) -> tuple[Int, Int]:
+        """Return the tiles of a chunk, and the number of chunks."""
+        plan, b, threads = self.plan, self.b, self.context.threads
+        if not is_open(plan.total):
+            return plan.chunk, plan.chunks
+        # Every thread gets as many chunks; a chunk is a number of whole register tiles.
+        rounds = b.maximum(-(-plan.total // (plan.chunk * threads)), 1)
+        parts = b.i64(b.mul(rounds, threads))
+        each = b.quotient(b.add(plan.total, b.sub(parts, 1)), parts)
+        rows = plan.tile.rows
+        chunk = b.maximum(b.mul(b.div(b.add(each, rows - 1), rows), rows), rows)
+        return chunk, b.quotient(b.add(plan.total, b.sub(chunk, 1)), b.i64(chunk))
 
     def _pack(self) -> Array:
         """Pack the transformed weights as [plane][panel][channel][lanes], padded with zeros."""
@@ -197,12 +251,12 @@ class _Winograd:
                     pieces.append(plane[:, start : start + width].reshape(-1))
         return np.concatenate(pieces)
 
-    def _chunk(self, i: Int, _: list[Reg]) -> None:
+    def _chunk(self, chunk: Int, i: Int, _: list[Reg]) -> None:
         b, plan = self.b, self.plan
-        first = b.mul(i, plan.chunk)
-        tiles = b.minimum(b.sub(plan.total, first), plan.chunk)
+        first = b.mul(i, chunk)
+        tiles = b.minimum(b.sub(plan.total, first), chunk)
         b.loop(0, tiles, 1, partial(self._take, first))
-        b.loop(0, PLANES, 1, self._multiply)
+        b.loop(0, PLANES, 1, partial(self._multiply, tiles))
         b.loop(0, tiles, 1, partial(self._give, first))
 
     def _place(self, first: Int, t: Int) -> tuple[Int, Int, Int]:
@@ -262,21 +316,35 @@ class _Winograd:
 
     # Products
 
-    def _multiply(self, plane: Int, _: list[Reg]) -> None:
+    def _multiply(self, tiles: Int, plane: Int, _: list[Reg]) -> None:
         """Multiply one plane: tiles by channels times channels by results."""
-        b = self.b
+        b, rows = self.b, self.plan.tile.rows
         v = b.offset(self.v, b.mul(plane, self.v_plane))
         m = b.offset(self.m, b.mul(plane, self.m_plane))
         w = b.offset(self.w, b.mul(plane, self.channels * self.m_row))
+        if is_open(self.plan.total):
+            # The last register tile multiplies what an earlier chunk left there, for no result.
+            runs = [(Run(0, rows, 1), b.div(b.add(tiles, rows - 1), rows))]
+        else:
+            runs = [(run, run.count) for run in split(self.plan.chunk, rows)]
         for panel in self.panels:
-            b.loop(0, panel.count, 1, partial(self._panel, v, m, w, panel))
+            b.loop(0, panel.count, 1, partial(self._panel, v, m, w, panel, runs))
 
-    def _panel(self, v: Reg, m: Reg, w: Reg, panel: Run, i: Int, _: list[Reg]) -> None:
+    def _panel(
+        self,
+        v: Reg,
+        m: Reg,
+        w: Reg,
+        panel: Run,
+        runs: Sequence[tuple[Run, Int]],
+        i: Int,
+        _: list[Reg],
+    ) -> None:
         b = self.b
         number = b.mul(b.add(b.mul(i, panel.size), panel.start), self.lanes * 4)
         w, m = b.offset(w, b.mul(number, self.channels)), b.offset(m, number)
-        for run in split(self.plan.chunk, self.plan.tile.rows):
-            b.loop(0, run.count, 1, partial(self._rows, v, m, w, panel, run))
+        for run, count in runs:
+            b.loop(0, count, 1, partial(self._rows, v, m, w, panel, run))
 
     def _rows(self, v: Reg, m: Reg, w: Reg, panel: Run, run: Run, j: Int, _: list[Reg]) -> None:
         """Compute a register tile of products."""
@@ -362,8 +430,8 @@ class _Winograd:
         _, height, width, _ = self.anchor.tensor.static
         guards = []
         for inside, number, size in ((r, at[1], height), (j, at[2], width)):
-            known = isinstance(inside, int) and inside < size % SIZE
-            if size % SIZE and not known:
+            known = not is_open(size) and isinstance(inside, int) and inside < size % SIZE
+            if is_open(size) or (size % SIZE and not known):
                 guards.append(b.compare("slt", b.i64(number), b.i64(size)))
         if not guards:
             self.epilogue.store(at, made, lanes)

@@ -16,9 +16,16 @@ from monograph.codegen.common.registers import Reg, vector
 from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmArith
 from monograph.codegen.llvm.module.barrier import FAULT_BYTES
-from monograph.codegen.llvm.module.bounds_checks import GUARD, SPANS_MARK, Extent, Instrumented
+from monograph.codegen.llvm.module.bounds_checks import (
+    GUARD,
+    SIZES,
+    SPANS_MARK,
+    Extent,
+    Instrumented,
+)
 from monograph.codegen.llvm.module.kernel import NAME
 from monograph.ir import Array
+from monograph.ir.sizes import any_open, is_open
 
 SIZE, TAPS = 4, 3
 """Results of a tile along an axis, and weights."""
@@ -69,7 +76,12 @@ class PlainTile:
         b.label(again)
         x, w = operands()
         guard = f", ptr %{GUARD}" if b.checked else ""
+        if self._is_open:
+            b.passes_sizes = True
+            guard += f", ptr {SIZES}"
         call = f"call void @{_FUNCTION}(ptr {x}, ptr {w}, ptr {room}{guard})"
+        ends = [n for e in self.extents for n in (e.low, e.high)]
+        b.spans |= {str(n): n for n in ends if is_open(n)}
         spans = " ".join(f"{e.low}:{e.high}" for e in self.extents)
         b.line(f"{call} {SPANS_MARK}{spans}" if b.checked else call)
         size = self.lanes * 4
@@ -81,6 +93,11 @@ class PlainTile:
             b.set(m.type, f"phi {m.type} [ {m}, %{before} ], [ {p}, %{last} ]")
             for m, p in zip(made, plain, strict=True)
         ]
+
+    @property
+    def _is_open(self) -> bool:
+        """True if distances between pixels are known only in a run."""
+        return any_open((self.down, self.across, self.channel))
 
     @property
     def extents(self) -> tuple[Extent, Extent, Extent]:
@@ -97,7 +114,8 @@ class PlainTile:
     def text(self, checked: bool) -> str:
         """Return `void tile(ptr x, ptr w, ptr out)`, with few instructions because it is rare."""
         names = ("x", "w", "out", GUARD) if checked else ("x", "w", "out")
-        b = Builder(_FUNCTION, [(name, "ptr") for name in names], "internal void")
+        given = (*names, SIZES[1:]) if self._is_open else names
+        b = Builder(_FUNCTION, [(name, "ptr") for name in given], "internal void")
         kind = vector(self.lanes, "float")
 
         def result(number: Int, _: list[Reg]) -> None:
@@ -128,4 +146,6 @@ class PlainTile:
             extents = (*self.extents, Extent(FAULT_BYTES))
             found = {f"%{name}": e for name, e in zip(names, extents, strict=True)}
             b.lines = Instrumented(b.lines, found).text()
+        if self._is_open:
+            b.load_sizes(Reg(SIZES, "ptr"))
         return "\n".join([b.text("noinline cold nounwind"), ""])

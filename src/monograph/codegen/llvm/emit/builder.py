@@ -182,6 +182,10 @@ class Builder:
             return a % b
         return 0 if _is(b, 1) else self.set("i64", f"urem i64 {a}, {b}")
 
+    def quotient(self, a: Int, b: Reg) -> Reg:
+        """Divide a number that is not negative by a register that is not 0."""
+        return self.set("i64", f"udiv i64 {a}, {b}")
+
     def minimum(self, a: Int, b: Int) -> Int:
         if _is_less(a, b) or _is_less(b, a):
             return a if _is_less(a, b) else b

@@ -188,12 +188,12 @@ def finished(b: Builder, arguments: Sequence[Argument], extents: Sequence[Extent
     return Kernel(b.text(), tuple(given), declarations, tuple(extents), b.guards)
 
 
-def share(b: Builder, units: int, threads: int, multiple: int = 1) -> tuple[Int, Int]:
+def share(b: Builder, units: Int, threads: int, multiple: int = 1) -> tuple[Int, Int]:
     """Return this thread's range of some units of work, [low, high), in whole multiples."""
     if threads == 1:
         return 0, units
     tid = b.arguments["tid"]
-    blocks = -(-units // multiple)
+    blocks = b.div(b.add(units, multiple - 1), multiple)
     low = b.div(b.mul(tid, blocks), threads)
     high = b.div(b.mul(b.add(tid, 1), blocks), threads)
     if multiple == 1:
