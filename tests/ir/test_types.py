@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
 from monograph.errors import InferError, TextError, UnknownRankError
 from monograph.ir import UNKNOWN, TensorType, broadcast, from_numpy, generalise, parse_type
 from monograph.ir.dtype import ALL, f32
-from monograph.ir.types import accepts, merge_dims
+from monograph.ir.sizes import SizeScope
+from monograph.ir.types import accepts, holds_open, merge_dims
 
 
 @pytest.mark.parametrize(
@@ -114,3 +118,20 @@ def test_sizes_need_static_shapes() -> None:
     assert parse_type("f32[2, 3]").nbytes == 24
     with pytest.raises(InferError, match="every dimension must be known"):
         parse_type("f32[2, N]").size  # noqa: B018
+
+
+class Unread(np.ndarray):
+    """An array whose elements nobody may read one by one."""
+
+    @property
+    def flat(self) -> Any:  # type: ignore[override]
+        raise AssertionError("an element was read")
+
+
+def test_open_sizes_are_not_searched_for_in_numbers() -> None:
+    """The weights of a model are many: their dtype says that none of them is an open size."""
+    size = SizeScope().symbol("n", 7)
+    assert holds_open(np.array([1, size], object))
+    assert not holds_open(np.array(["a", "b"], object))
+    for dtype in (np.float32, np.int64, ml_dtypes.bfloat16):
+        assert not holds_open(np.zeros(3, dtype).view(Unread))

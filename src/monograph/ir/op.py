@@ -35,6 +35,7 @@ from monograph.ir.types import (
     TupleType,
     Type,
     digest_of,
+    holds_open,
     name_unknowns,
 )
 
@@ -384,7 +385,7 @@ def constant(data: Any, dtype: DType | None = None) -> Value:
         return Constant(data)()
     if dtype is None:
         return Constant(Literal(data))()
-    if dtype == i64 and any_open(np.asarray(data).flat):
+    if dtype == i64 and holds_open(np.asarray(data)):
         return Constant(Literal(data))()
     return Constant(Literal(np.asarray(data).astype(dtype.numpy)))()
 

@@ -259,6 +259,11 @@ def digest_of(*parts: bytes | memoryview) -> bytes:
     return state.digest()
 
 
+def holds_open(data: Array) -> bool:
+    """Return True if elements of an array are open sizes, which numpy keeps as objects."""
+    return data.dtype == object and any_open(data.flat)
+
+
 class Literal:
     """An immutable array. Two literals are equal when dtype, shape and every bit are."""
 
@@ -270,7 +275,7 @@ class Literal:
 
     def __init__(self, given: Any) -> None:
         array = np.asarray(given)
-        if array.dtype == object and any_open(array.flat):
+        if holds_open(array):
             self._hold_sizes(array)
             return
         dtype = from_numpy(array.dtype)

@@ -18,8 +18,8 @@ from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Op, TensorType, Type, Value, from_numpy, known, sample
 from monograph.ir.dtype import i64
 from monograph.ir.evaluate import check_fits
-from monograph.ir.sizes import any_open
 from monograph.ir.traits import NUMBER, Demand, Known
+from monograph.ir.types import holds_open
 from monograph.ops.base import as_tensor, same_dtype
 
 
@@ -85,7 +85,7 @@ class Deferred(Op):
     def settled(self, data: tuple[Array, ...]) -> Op:
         """Return the plain op, once the late attributes are known."""
         for name, x in zip(self.late, data, strict=True):
-            dtype = i64 if any_open(x.flat) else from_numpy(x.dtype)
+            dtype = i64 if holds_open(x) else from_numpy(x.dtype)
             self.check_late(name, TensorType(dtype, x.shape))
         late = dict(zip(self.late, map(as_attribute, data), strict=True))
         return self.target_class(**dict(self.static), **late)

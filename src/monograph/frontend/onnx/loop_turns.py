@@ -18,6 +18,7 @@ from monograph.frontend.onnx.fold import fold
 from monograph.ir import Array, Graph, TensorType, Value, constant, known
 from monograph.ir.evaluate import evaluate
 from monograph.ir.sizes import any_open
+from monograph.ir.types import holds_open
 from monograph.ops.deferred import Deferred, settle
 from monograph.ops.index import Gather
 from monograph.ops.shape import Reshape
@@ -155,7 +156,7 @@ class _Known:
             for v, operand in zip(body.inputs[2:], operands, strict=True)
             if (data := known(operand)) is not None
             and data.size <= MAX_COUNTED_SIZE
-            and not any_open(data.flat)
+            and not holds_open(data)
         }
         """The data that state and captures have in the first turn."""
         self.next = {

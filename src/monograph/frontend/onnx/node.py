@@ -17,7 +17,7 @@ import onnx
 from monograph.errors import InferError, UnknownRankError, UnsupportedError
 from monograph.frontend.onnx.dtypes import from_onnx, value_type
 from monograph.ir import Array, DType, Graph, Literal, TensorType, Type, Value, known
-from monograph.ir.sizes import any_open
+from monograph.ir.types import holds_open
 
 if TYPE_CHECKING:
     from monograph.frontend.onnx.importer import Scope
@@ -104,7 +104,7 @@ class Node:
         data = self.known(index)
         if data is None:
             return None
-        if any_open(data.flat):
+        if holds_open(data):
             return tuple(data.flat)
         if data.dtype.kind not in "iu" or data.ndim > 1:
             self.fail(f"input {index} is a vector of integers", given=f"{data.dtype}{data.shape}")

@@ -38,7 +38,8 @@ from monograph.ir import (
     subgraphs,
 )
 from monograph.ir.dtype import BOOL
-from monograph.ir.sizes import any_open, is_open
+from monograph.ir.sizes import is_open
+from monograph.ir.types import holds_open
 from monograph.passes.base import users_of
 from monograph.passes.precision.front_ends import find_degrees, find_front_ends, is_trusted
 from monograph.passes.precision.precision_rules import (
@@ -87,7 +88,7 @@ def _of_constant(value: Value) -> float:
     numbers = value.dtype.is_float or value.dtype.is_integer
     if data is None or not numbers or not data.size:
         return math.inf
-    if any_open(data.flat):
+    if holds_open(data):
         ends = [n.scope.bounds(n.expression) if is_open(n) else (n, n) for n in data.flat]
         return float(max(abs(end) for pair in ends for end in pair))
     low, high = float(data.min()), float(data.max())

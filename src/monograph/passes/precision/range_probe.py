@@ -25,7 +25,8 @@ from monograph.errors import ExecutionError, MonographError
 from monograph.ir import Array, Constant, DType, Graph, TensorType, Type, Value, subgraphs
 from monograph.ir.dtype import BOOL, f32
 from monograph.ir.evaluate import apply, check_fits
-from monograph.ir.sizes import SizeScope, any_open, hint_of, is_open
+from monograph.ir.sizes import SizeScope, hint_of, is_open
+from monograph.ir.types import holds_open
 from monograph.ops.attention import Attention
 from monograph.ops.base import Binary, Unary
 from monograph.ops.control import If, Loop, Scan
@@ -179,7 +180,7 @@ def _check_size(type_: Type) -> None:
 
 def _plain(data: Any) -> Any:
     """Return an array of open sizes as one of their hints."""
-    if isinstance(data, np.ndarray) and data.dtype == object and any_open(data.flat):
+    if isinstance(data, np.ndarray) and holds_open(data):
         return np.array([hint_of(n) for n in data.flat], np.int64).reshape(data.shape)
     return data
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from monograph.ir import Graph, Value, constant, known
 from monograph.ir.dtype import i64
-from monograph.ir.sizes import Size, any_open, is_open
+from monograph.ir.sizes import Size, is_open
+from monograph.ir.types import holds_open
 from monograph.ops.shape import Concat, Reshape
 
 
@@ -16,7 +17,7 @@ def split_open_constants(graph: Graph) -> Graph:
 
     def rebuilt(old: Value, inputs: tuple[Value, ...]) -> Value:
         data = known(old)
-        if data is None or data.size < 2 or not any_open(data.flat):
+        if data is None or data.size < 2 or not holds_open(data):
             return old if inputs == old.inputs else old.op(*inputs)
         parts = [Reshape((1,))(constant(d, i64)) for d in data.reshape(-1).tolist()]
         joined = Concat(0)(*parts)

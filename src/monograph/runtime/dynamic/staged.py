@@ -21,7 +21,8 @@ from monograph.errors import ExecutionError, UnsupportedError
 from monograph.ir import Array, DType, Graph, Input, Item, TensorType, Type, Value
 from monograph.ir.dtype import COMPLEX
 from monograph.ir.size_expressions import Symbol, evaluate
-from monograph.ir.sizes import SizeScope, any_open, is_open
+from monograph.ir.sizes import SizeScope, is_open
+from monograph.ir.types import holds_open
 from monograph.program.dynamic.remainders import remainder
 from monograph.program.launch_regions import stops
 from monograph.program.legalise.lower_complex import real_of
@@ -284,7 +285,7 @@ def _fills(result: Any) -> bool:
 
 def _at(data: Any, sizes: Sizes) -> Any:
     """Return a constant whose elements may be open sizes, as numbers of these sizes."""
-    if not isinstance(data, np.ndarray) or data.dtype != object or not any_open(data.flat):
+    if not isinstance(data, np.ndarray) or not holds_open(data):
         return data
     numbers = [evaluate(n.expression, sizes) if is_open(n) else n for n in data.flat]
     return np.array(numbers, np.int64).reshape(data.shape)

@@ -22,7 +22,8 @@ from monograph.codegen.triton.module.kernel import (
 from monograph.codegen.triton.module.launch import ARENA, CONSTANTS, KEPT, PORT, BufferRef, Launch
 from monograph.errors import UnsupportedError
 from monograph.ir import Array, Value, known
-from monograph.ir.sizes import any_open, largest
+from monograph.ir.sizes import largest
+from monograph.ir.types import holds_open
 from monograph.program.legalise.lower_random import states_of
 from monograph.program.memory.buffer_assignment import CONSTANT, TEMPORARY, Buffer
 from monograph.program.memory.inplace import root
@@ -292,7 +293,7 @@ class _Layout:
     def weights(self, value: Value) -> int:
         data = known(value)
         assert data is not None
-        if any_open(data.flat):
+        if holds_open(data):
             # Kernels take a single open size as a number.
             if data.size > 1:
                 raise UnsupportedError("a vector of open sizes has no memory", given=value.type)
