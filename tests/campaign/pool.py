@@ -23,7 +23,7 @@ RENEWED = 400
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-LEAST_WAIT = 0.1
+LEAST_WAIT, MOST_WAIT = 0.1, 1.0
 """Seconds between two looks at a process that may take too long."""
 
 
@@ -92,12 +92,16 @@ class Worker:
     def _watch(
         self, process: subprocess.Popen[bytes], hung: threading.Event, over: threading.Event
     ) -> None:
-        """Kill a process that takes too long over its case."""
-        began = time.monotonic() - waited_for_cores(process.pid)
-        left = self.patience
-        while not over.wait(max(left, LEAST_WAIT)):
-            spent = time.monotonic() - waited_for_cores(process.pid) - began
-            left = self.patience - spent
+        """Kill a process that takes too long over its case.
+
+        A look that comes late was stopped itself, as the process was (`kill -STOP`, a machine that
+        sleeps): what is beyond two waits does not count.
+        """
+        left, looked, waited = self.patience, time.monotonic(), waited_for_cores(process.pid)
+        while not over.wait(min(max(left, LEAST_WAIT), MOST_WAIT)):
+            now, waits = time.monotonic(), waited_for_cores(process.pid)
+            left -= max(min(now - looked, 2 * MOST_WAIT) - (waits - waited), 0)
+            looked, waited = now, waits
             if left <= 0:
                 hung.set()
                 process.kill()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,29 @@ def test_a_worker_that_waits_for_a_core_does_not_hang(monkeypatch: pytest.Monkey
     reply = worker.ask({"kind": "single", "seed": 1, "number": 1, "turn": 0})
     assert reply["verdict"].counts
     worker.stop()
+
+
+@pytest.mark.parametrize(("ends", "hangs"), [(620.0, False), (900.0, True)])
+def test_a_worker_does_not_hang_while_the_campaign_is_stopped(
+    ends: float, hangs: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Both stop together (Ctrl-Z, a machine that sleeps), and the wait for a look goes on."""
+    now = 0.0
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            assert timeout is not None
+            now += timeout if now else 600.0
+            return now > ends
+
+    monkeypatch.setattr(pool, "waited_for_cores", lambda pid: 0.0)
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now)
+    hung = threading.Event()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        Worker(["cpu"], patience=60.0)._watch(process, hung, Over())
+        assert hung.is_set() == hangs
+        process.kill()
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
