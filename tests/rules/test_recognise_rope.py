@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monograph.ir import Value, constant
+from monograph.ir import Op, Value, constant
 from monograph.ir.dtype import f32
 from monograph.ops.attention import Rope
 from monograph.ops.cast import Cast
-from monograph.ops.elementwise import Add, Cos, Mul, Neg, Sin, Sub
+from monograph.ops.elementwise import Add, Cos, Div, Mul, Neg, Sin, Sub
 from monograph.ops.index import Gather
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose, Unsqueeze
 from monograph.rewrite import rules_in
@@ -203,6 +203,21 @@ def test_another_turn_is_left_alone(wrong: str) -> None:
     cos, sin = angles(doubled(freqs))
     before = Add()(Mul()(x, cos), Mul()(turned, sin))
     assert rules.recognise_rope.function(value=before, context=None) is before
+
+
+@pytest.mark.parametrize("op", [Div(), Sub(), Add()], ids=lambda op: op.name)
+@pytest.mark.parametrize("side", ["straight", "across", "unary"])
+def test_a_sum_of_other_things_than_two_products_is_left_alone(op: Op, side: str) -> None:
+    cos, sin = angles(doubled(freqs))
+    across: dict[str, Value] = {
+        "straight": Mul()(rotate_half(x), sin),
+        "across": op(rotate_half(x), sin),
+        "unary": Neg()(rotate_half(x)),
+    }
+    straight = op(x, cos) if side == "straight" else Mul()(x, cos)
+    for pair in ((straight, across[side]), (across[side], straight)):
+        before = Add()(*pair)
+        assert rules.recognise_rope.function(value=before, context=None) is before
 
 
 def test_parts_of_different_angles_stay() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 
 import numpy as np
 import pytest
@@ -99,6 +100,17 @@ def test_an_index_out_of_range_within_a_vector(kind: str, place: int, wrong: int
         executable.run(feeds | {"i": bad})
     assert caught.value.given == wrong
     np.testing.assert_array_equal(executable.run(feeds)[0], feeds["x"][feeds["i"]])
+
+
+def test_narrow_indices_into_a_table_that_is_longer_than_they_reach() -> None:
+    """Of such a table, some negative indices are numbers of rows when they are read unsigned."""
+    rows = 2**31 + 64
+    table = np.frombuffer(mmap.mmap(-1, rows), np.uint8)  # pages that nobody touches cost nothing
+    few = np.array([3, -(2**31), 2**31 - 1, -(2**31) + 9, 1, 0], np.int32)
+    table[few] = np.arange(1, 7)
+    graph = graph_of(GatherElements(0)(value(f"u8[{rows}]"), value("i32[192]", "i")))
+    (found,) = compile_graph(graph, host(), 1).run({"x": table, "i": np.tile(few, 32)})
+    np.testing.assert_array_equal(found, np.tile(np.arange(1, 7, dtype=np.uint8), 32))
 
 
 @pytest.mark.parametrize("wrong", [5, -6, 2**40, -(2**62)])
