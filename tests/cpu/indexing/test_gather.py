@@ -65,8 +65,9 @@ def test_gathers_of_elements_and_coordinates() -> None:
     check(graph_of(GatherElements(2)(x, i)), {"i": data})
     i, data = indices("i64[3, 9, 33]", 5)
     check(graph_of(GatherElements(1)(x, i)), {"i": data})
-    i, data = indices("i64[6, 2]", 4)
-    check(graph_of(GatherNd()(x, i)), {"i": data})
+    for text in ("i64[6, 2]", "i64[1, 2]", "i64[1, 3]", "i64[1, 2, 3]"):  # more, or fewer points
+        i, data = indices(text, 4)
+        check(graph_of(GatherNd()(x, i)), {"i": data})
     i, data = indices("i64[4, 3, 2]", 5)
     check(graph_of(Exp()(GatherNd(1)(x, i))), {"i": data})
     check(graph_of(GatherNd(1)(Transpose((0, 2, 1))(x), i)), {"i": data})
