@@ -81,7 +81,8 @@ def turn(run: Callable[[], Any]) -> float:
     time.sleep(PAUSE_SECONDS)
     run()
     taken: list[float] = []
-    while sum(taken) < TURN_SECONDS or len(taken) < 3:
+    end = time.perf_counter() + TURN_SECONDS
+    while time.perf_counter() < end or len(taken) < 3:
         start = time.perf_counter()
         run()
         taken.append(time.perf_counter() - start)

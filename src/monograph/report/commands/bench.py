@@ -215,7 +215,8 @@ def process_peak() -> int:
 def _turn(run: Callable[[], Any]) -> list[float]:
     """Return the seconds of consecutive runs."""
     taken: list[float] = []
-    while sum(taken) < TURN_SECONDS or len(taken) < TURN_RUNS:
+    end = time.perf_counter() + TURN_SECONDS
+    while time.perf_counter() < end or len(taken) < TURN_RUNS:
         taken.append(_timed(run))
     return taken
 
