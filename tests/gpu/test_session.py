@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 import monograph
 from monograph.codegen.triton.module import select
@@ -274,6 +275,30 @@ def test_tensors_as_state() -> None:
     assert not mine.any()
     session.run(tensors | {"past": mine}, out={"present": mine})
     assert mine.any()
+
+
+def test_copies_of_state_are_counted_one_by_one() -> None:
+    node = helper.make_node("Add", ["past", "new"], ["present"])
+    rows = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [9]) for n in ("past", "new")]
+    present = helper.make_tensor_value_info("present", TensorProto.FLOAT, [9])
+    graph = helper.make_graph([node], "sum", rows, [present])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    session = load(model, donate={"present": "past"}, capture="off")
+    new = torch.ones(9, device=PLACE)
+
+    def copies(past: Any, **out: Any) -> int:
+        before = session.stats["donation_copies"]
+        session.run({"past": past, "new": new}, out=out)
+        return int(session.stats["donation_copies"] - before)
+
+    mine, other = (torch.zeros(9, device=PLACE) for _ in range(2))
+    unaligned = torch.zeros(10, device=PLACE)[1:]
+    assert copies(mine, present=mine) == 0
+    assert copies(mine) == 1  # it stays the caller's
+    assert copies(mine, present=other) == 1
+    # The kernel writes to memory of its own: the state goes there first, and comes from there.
+    assert copies(mine, present=unaligned) == 2
+    assert [x.tolist() for x in (mine, other, unaligned)] == [[1.0] * 9, [2.0] * 9, [2.0] * 9]
 
 
 def test_a_state_is_not_written_over_an_input_in_part() -> None:

@@ -17,7 +17,6 @@ from monograph.runtime.gpu.capture.control import BRANCH, ConditionalLaunch, Lau
 from monograph.runtime.gpu.capture.pointer_params import ALIGNED, distinct_addresses
 from monograph.runtime.gpu.capture.replay import Replay
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
-from monograph.runtime.gpu.ports import why_not_written
 from tests.cpu.against import feeds_for
 from tests.gpu.capture.replay_models import (
     SIZE,
@@ -361,10 +360,3 @@ def test_streams_of_a_model_run_side_by_side(builds: bool) -> None:
             np.testing.assert_array_equal(a, b)
             np.testing.assert_array_equal(a, c.numpy())
     assert replay.stats["fallbacks"] == {}
-
-
-def test_memory_of_no_elements_overlaps_nothing() -> None:
-    nothing, some = torch.empty(0), torch.ones(3)
-    assert why_not_written(nothing, [nothing, torch.empty(0), some], some.device) == ""
-    assert why_not_written(some, [nothing, torch.ones(3)], some.device) == ""
-    assert why_not_written(some, [some[1:]], some.device) == "it overlaps another"
