@@ -204,6 +204,16 @@ def test_padding(features, mode: str, added: tuple[tuple[int, ...], tuple[int, .
         check(graph_of(Add()(y, y)), features=features, threads=4)
 
 
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_padding_of_rows_as_long_as_a_vector(features, size: int) -> None:
+    """No vector but the one at the start of such a row lies in it."""
+    x = value(f"f32[3, {size}]")
+    for before, mode in itertools.product((1, size - 1, size + 1), ("constant", "edge")):
+        y = Pad((0, before), (0, size + 2), mode)(x)
+        check(graph_of(Add()(y, y)), features=features)
+
+
 def test_padding_with_a_value_that_is_data() -> None:
     x, fill = value("f32[3, 20]"), value("f32[]", "fill")
     check(graph_of(Exp()(Pad((0, 2), (1, 3))(x, fill))))
