@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monograph.errors import ExecutionError
 from monograph.runtime.gpu.driver.graphs import GraphError
 from monograph.runtime.gpu.host_io import pinned_staging
+from monograph.runtime.gpu.memory import told_of_failure
 from tests.gpu.faults.rig import KINDS, ON_DEVICE, PLACE, Rig, equal, fault, waited
 from tests.gpu.gpu_models import linear
 
@@ -110,3 +111,22 @@ def test_sessions(rig: Rig, capture: str) -> None:
     equal(session.run({"x": x}), right)
     del session
     forget_lost()
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "given"),
+    [
+        (f"{REASON}\nSearch for it\nin the manual", "the device has failed", REASON),
+        ("", "the device has failed", ""),
+        ("not permitted when capturing\n", "needs memory", "not permitted when capturing"),
+    ],
+)
+def test_what_torch_says_of_a_failure_is_told_by_its_first_line(
+    said: str, message: str, given: str
+) -> None:
+    with pytest.raises(ExecutionError, match=message) as caught, told_of_failure():
+        raise torch.AcceleratorError(said)
+    assert caught.value.given == given
+    assert isinstance(caught.value.__cause__, torch.AcceleratorError)
+    with pytest.raises(torch.OutOfMemoryError), told_of_failure():
+        raise torch.OutOfMemoryError("no memory while capturing")
