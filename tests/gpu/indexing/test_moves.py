@@ -12,7 +12,7 @@ from monograph.ops.elementwise import Neg
 from monograph.ops.index import Gather
 from monograph.ops.linear import Det
 from monograph.ops.ml import Lookup
-from monograph.ops.pad_tile import Pad
+from monograph.ops.pad_tile import PAD_MODES, Pad
 from monograph.ops.resize import CUBIC, LINEAR, Resize
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
@@ -77,6 +77,17 @@ def test_resizes_of_every_type(dtype: str) -> None:
 
 def test_resizes_of_nothing() -> None:
     check(graph_of(Resize((0, 1), sizes=(0, 9))(value("f32[0, 3]"))), steps=1)
+
+
+@pytest.mark.parametrize("mode", PAD_MODES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((0, 0), (0, 5)), ((1, 3), (2, 0)), ((2, 4), (1, -2)), ((0, -2), (3, 4)), ((0, 9), (0, 11))],
+)
+def test_padding(mode: str, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    """At both ends, of one axis and two, with parts removed, and by more than there is."""
+    y = Pad(before, after, mode)(value("f32[3, 5]"))
+    check(graph_of(y), every=False)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
