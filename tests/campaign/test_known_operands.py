@@ -13,7 +13,7 @@ from tests.campaign import known_operands as known
 from tests.campaign.case import Case, finish, tensor
 from tests.campaign.differences import Seen
 from tests.campaign.judge import Problem
-from tests.campaign.known import unrounded_halves
+from tests.campaign.known import approximated, unrounded_halves
 
 nan, inf = np.nan, np.inf
 
@@ -190,3 +190,17 @@ def test_functions_inside_of_a_convolution_are_approximated(activation: str) -> 
     for off, rough in ((6e-8, True), (1e-5, False)):
         found = seen("FusedConv", operands, right + np.float32(off), right, activation=activation)
         assert known.rough_near_zero(found) == (rough and activation != "Relu")
+
+
+@pytest.mark.parametrize(
+    ("activations", "rough"),
+    [({}, True), ({"activations": ["Tanh"]}, True), ({"activations": ["Relu"]}, False)],
+)
+def test_functions_inside_of_a_cell_are_approximated(
+    activations: dict[str, Any], rough: bool
+) -> None:
+    operands = [f32(1, 1, 1), f32(1, 1, 1), f32(1, 1, 1)]
+    right = np.full((1, 1, 1, 1), 0.0072, np.float32)
+    for off, near in ((4e-8, True), (2e-7, False)):
+        found = seen("RNN", operands, right + np.float32(off), right, hidden_size=1, **activations)
+        assert approximated(found) == (rough and near)
