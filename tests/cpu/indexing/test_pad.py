@@ -36,6 +36,13 @@ def test_bytes_are_padded_with_data(dtype: DType) -> None:
     check(Graph((x, fill), (("y", Neg()(y) if dtype == i8 else y),)))
 
 
+@pytest.mark.parametrize("dtype", [f32, i64], ids=str)
+def test_wider_elements_are_padded_with_data(dtype: DType) -> None:
+    """No bytes that are all the same make up such a number."""
+    x, fill = value(dtype, 2, 5, 33), value(dtype, name="fill")
+    check(Graph((x, fill), (("y", Pad((0, 1, 0), (0, 2, 3))(x, fill)),)))
+
+
 def test_nothing_added_and_nothing_there() -> None:
     x = value(u8, 3, 4)
     check(Graph((x,), (("y", Pad((0, 0), (0, 0))(x)),)))

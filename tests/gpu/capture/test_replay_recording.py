@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 
 import monograph
 from monograph.errors import ExecutionError
+from monograph.program.memory.schedules import Schedule
 from monograph.runtime.gpu import target
 from monograph.runtime.gpu.bound_program import GpuProgram
+from monograph.runtime.gpu.capture.capture import order_of
 from monograph.session import Session
 from tests.gpu import gpu_models as models
 from tests.gpu.capture.replay_models import SIZE, FakeRecord, port, replayed, running, slot, some
@@ -126,3 +129,23 @@ def test_sizes_that_data_decide(load: Callable[..., tuple[Session, FakeDriver]])
         session.run(feeds)
     (found,) = session.run(feeds)
     np.testing.assert_array_equal(found, right)
+
+
+def test_the_order_of_launches_is_that_of_their_works_or_stated_or_one_by_one() -> None:
+    """A package has no works and states the order; a part of a run has neither for its launches."""
+
+    def order(launches: int, works: int = 0, streams: tuple[int, ...] = ()) -> Schedule:
+        bound = [SimpleNamespace(stream=i % 2, waits=(0,) * (i > 1), position=i)
+                 for i in range(works)]  # fmt: skip
+        waits = ((),) * len(streams)
+        layout = SimpleNamespace(streams=streams, waits=waits)
+        made: Any = SimpleNamespace(records=[None] * launches, works=bound, layout=layout)
+        return order_of(made)
+
+    assert order(3, works=3).stream == (0, 1, 0)
+    assert order(3, works=3, streams=(0, 1, 2)).waits == ((), (), (0,))
+    assert order(3, streams=(0, 1, 2)).stream == (0, 1, 2)
+    assert order(3, works=5, streams=(0, 1, 2)).stream == (0, 1, 2)
+    for part in (order(3), order(3, works=5), order(3, works=5, streams=(0, 1, 0, 1))):
+        assert part.stream == (0, 0, 0)
+        assert part.before == (0, 1, 3)
