@@ -439,7 +439,8 @@ class Bindings:
 
         ports = (*self.signature.inputs, *self.signature.optional)
         declared = {p.name: p.shape for p in ports if p.shape is not None}
-        scope = SizeScope()
+        # Kernels of a GPU take a size of 1 for a literal.
+        scope = SizeScope(2 if self.target.enqueues else 1)
         with self._lock:
             graph = self.model.opened(open_shapes(declared, shapes, scope))
             return self.target.optimise(graph), scope

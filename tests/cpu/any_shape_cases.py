@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,21 @@ class Opened:
     def other_feeds(self, feeds: Mapping[str, Any], rng: random.Random) -> dict[str, Array] | None:
         """Return feeds of other sizes that the guards allow; None if these do not."""
         values = {s: rng.choice(SIZES) if rng.random() < 0.7 else n for s, n in self.hints.items()}
-        if not self.scope.holds(values):
+        return self.feeds_of(values, feeds)
+
+    def feeds_of_one(self, feeds: Mapping[str, Any]) -> Iterator[dict[str, Array]]:
+        """Return feeds with each size 1 alone, and all of them, where guards allow that."""
+        choices = [{s: 1} for s in self.hints]
+        if len(choices) > 1:
+            choices.append(dict.fromkeys(self.hints, 1))
+        made = (self.feeds_of({**self.hints, **chosen}, feeds) for chosen in choices)
+        return (found for found in made if found is not None)
+
+    def feeds_of(
+        self, values: Mapping[Symbol, int], feeds: Mapping[str, Any]
+    ) -> dict[str, Array] | None:
+        """Return feeds of some sizes; None if guards or the op do not allow them."""
+        if not self.scope.holds(values) or any(n < s.least for s, n in values.items()):
             return None
         try:
             graph = self.sized(values)
@@ -121,12 +135,13 @@ def open_graph(
     graph: Graph,
     chosen: Callable[[str, int], bool] = lambda *_: True,
     compiled: Callable[[Graph, SizeScope], ShapeCode] = compiled_for_cpu,
+    least: int = 1,
 ) -> Opened | None:
     """Compile a graph with open dimensions; None if it has none to open.
 
     Raises UnsupportedError for a graph that is no single program of kernels.
     """
-    scope = SizeScope()
+    scope = SizeScope(least)
     made = opened(graph, scope, chosen)
     if not scope.hints:
         return None

@@ -4,8 +4,9 @@
     python -m tests.cpu.any_shape_sweep --only conv    # ops whose names contain a word
 
 Each dimension is open alone, all are open together, and two random subsets. Each choice runs at the
-sizes of the sample and at two others that guards allow, and with each dimension of size 0 and of
-size 1 where the op allows that. Addresses are checked. Exits with 1 where anything is wrong.
+sizes of the sample, with each open size 1 and with all of them 1, and at two other sizes, where
+guards allow that; and each dimension of size 0 or 1 has code of its own where the op allows that.
+Addresses are checked. Exits with 1 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def one_choice(graph: Graph, chosen: Chosen, feeds: dict[str, Any], rng: random.
     if found is None:
         return ""
     others = (found.other_feeds(feeds, rng) for _ in range(20))
-    for given in [feeds, *[f for f in others if f is not None][:OTHERS]]:
+    every = [feeds, *found.feeds_of_one(feeds), *[f for f in others if f is not None][:OTHERS]]
+    for given in every:
         if wrong := found.problem(given):
             return wrong
     return ""

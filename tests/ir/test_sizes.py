@@ -18,6 +18,7 @@ from monograph.ir.sizes import (
     common_divisor,
     divides,
     hint_of,
+    is_one,
     is_open,
     largest,
     proven,
@@ -256,3 +257,27 @@ def test_one_guard_names_all_who_asked(scope: SizeScope) -> None:
     ((guard),) = scope.guards.values()
     assert "first" in guard.reason
     assert "second" in guard.reason
+
+
+def test_one_is_what_is_one_in_the_compiling_run() -> None:
+    scope = SizeScope(least=1)
+    n = scope.symbol("n", 5)
+    assert is_one(1)
+    assert is_one(n // n)
+    assert not is_one(0)
+    assert not is_one("n")
+    assert not is_one(n)
+    assert not is_one((n + 8) // 8 + 1)
+    assert not scope.guards
+    assert is_one((n + 7) // 8)  # in this run
+    assert n != 1  # this asks for a guard
+    assert [described(g).split(" (")[0] for g in scope.guards.values()] == ["must be in 2..8"]
+
+
+def test_sizes_from_2_on_keep_their_guards(scope: SizeScope) -> None:
+    n = scope.symbol("n", 5)
+    assert not is_one(n)
+    assert not is_one((n + 7) // 8 + 1)
+    assert not scope.guards
+    assert is_one((n + 7) // 8)
+    assert len(scope.guards) == 1

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Input, Type, parse_tensor_type
+from monograph.ir import Input, TensorType, Type, parse_tensor_type
+from monograph.ir.dtype import f32
+from monograph.ir.sizes import SizeScope
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, CacheUpdate, Rope
 
 
@@ -215,3 +217,19 @@ def test_cache_updates_write_rows_from_each_start() -> None:
     assert around.tolist() == [[2, 0, 0, 0, 1], [3, 4, 0, 0, 0]]
     with pytest.raises(ExecutionError, match="out of bounds"):
         CacheUpdate(1).reference(x, update, np.array([0, 4]))
+
+
+def test_a_mask_of_open_sizes_broadcasts_or_has_the_sizes_of_the_scores() -> None:
+    scope = SizeScope(least=1)
+    n = scope.symbol("n", 5)
+    q = TensorType(f32, (n, 4, n, 8))
+    op = Attention(extra=(MASK,))
+    for sizes in [(n, 1, 1, n), (1, 1, n, n)]:
+        assert op.infer(q, q, q, TensorType(f32, sizes)) == q
+    assert not scope.guards
+    one = (n + 7) // 8  # in this run
+    assert op.infer(q, q, q, TensorType(f32, (one, 1, n, n))) == q
+    assert scope.holds(dict.fromkeys(scope.hints, 8))
+    assert not scope.holds(dict.fromkeys(scope.hints, 9))
+    with pytest.raises(InferError):
+        op.infer(q, q, q, TensorType(f32, (n + 1, 1, n, n)))

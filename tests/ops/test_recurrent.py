@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from monograph.errors import ExecutionError, InferError
-from monograph.ir import Input, parse_type
+from monograph.ir import Input, TensorType, parse_type
+from monograph.ir.dtype import f32
+from monograph.ir.sizes import SizeScope
 from monograph.ops.recurrent import DEFAULTS, Gru, Lstm, Rnn
 
 ONE = np.ones((1, 1))
@@ -219,3 +221,17 @@ def test_activations_are_checked() -> None:
         apply(Rnn(activations=()), *given)
     with pytest.raises(InferError, match="no such activation"):
         apply(Rnn(activations=(("swish", 0.0, 0.0),)), *given)
+
+
+def test_a_state_of_open_rows_is_that_of_the_batch_or_of_all() -> None:
+    scope = SizeScope(least=1)
+    n = scope.symbol("n", 5)
+    shapes = ((3, n, 4), (5, 4), (5, 5), (5,))
+    given = [TensorType(f32, shape) for shape in shapes]
+    Rnn().infer(*given, TensorType(f32, (n, 5)))
+    assert not scope.guards
+    Rnn().infer(*given, TensorType(f32, ((n + 7) // 8, 5)))  # one row in this run
+    assert scope.holds(dict.fromkeys(scope.hints, 8))
+    assert not scope.holds(dict.fromkeys(scope.hints, 9))
+    with pytest.raises(InferError):
+        Rnn().infer(*given, TensorType(f32, (n + 1, 5)))

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from monograph.ir.sizes import hint_of, is_one, proven
 from monograph.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def regroup(given: TensorType, result: TensorType, order: Order) -> tuple[Order,
     # before them.
     ranked: dict[int, None] = {}
     for d in order:
-        if given.static[d] != 1:
+        if not is_one(given.static[d]):
             ranked[where[d]] = None
     sequence = list(ranked)
     for i in range(len(groups)):
@@ -132,8 +133,11 @@ def _groups(
     while i < len(given) or j < len(result):
         start, begin = i, j
         i, j = min(i + 1, len(given)), min(j + 1, len(result))
-        while (a := math.prod(given[start:i])) != (b := math.prod(result[begin:j])):
-            if (a < b and i < len(given)) or j == len(result):
+        while i < len(given) or j < len(result):
+            a, b = math.prod(given[start:i]), math.prod(result[begin:j])
+            if proven(a, "==", b):
+                break
+            if (hint_of(a) < hint_of(b) and i < len(given)) or j == len(result):
                 i += 1
             else:
                 j += 1
@@ -143,7 +147,7 @@ def _groups(
 
 def sized(order: Order, type_: TensorType) -> Order:
     """Return the dimensions larger than 1, in order: those of size 1 may stand anywhere."""
-    return tuple(d for d in order if type_.dims[d] != 1)
+    return tuple(d for d in order if not is_one(type_.dims[d]))
 
 
 def same_memory(type_: TensorType, given: Order, wanted: Order) -> bool:

@@ -15,7 +15,7 @@ from monograph.ir.lazy import lazy
 MOST = (1 << 31) - 2
 """The greatest value of an open dimension."""
 LEAST = 2
-"""The least value of an open dimension: 0 and 1 are sizes of their own, as ints."""
+"""The least size that is opened: 0 and 1 are ints in code that is compiled for them."""
 
 
 MOST_TERMS = 64

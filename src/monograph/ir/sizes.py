@@ -50,8 +50,10 @@ _scopes = itertools.count(1)
 class SizeScope:
     """The open sizes of one compilation: symbols, hints, guards, and the table that code reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = LEAST) -> None:
+        """least: the least value of symbols; below 2, `is_one` spares guards."""
         self.number = next(_scopes)
+        self.least = least
         self.hints: dict[Symbol, int] = {}
         self._hints: dict[SizeExpression, int] = {}
         self._values: dict[Factor, int] = {}
@@ -64,6 +66,11 @@ class SizeScope:
         self._equal: dict[Factor, SizeExpression] = {}
         """The expressions that stand for factors, because guards make them equal."""
         self._estimating = 0
+
+    @property
+    def spares_guards(self) -> bool:
+        """True if code may serve sizes of 1 beside larger ones."""
+        return self.least < LEAST
 
     @property
     def _mark(self) -> str:
@@ -89,9 +96,9 @@ class SizeScope:
         self.hints[made] = hint
         return made
 
-    def symbol(self, name: str, hint: int, least: int = LEAST) -> Size:
+    def symbol(self, name: str, hint: int) -> Size:
         """Return the size of an open dimension."""
-        made = self.new_symbol(name, hint, least)
+        made = self.new_symbol(name, hint, self.least)
         return Size(SizeExpression((((made,), 1),)), hint, self)
 
     def sized(self, expression: SizeExpression) -> int:
@@ -464,6 +471,17 @@ def any_open(numbers: Iterable[Any]) -> bool:
 def hint_of(number: Number) -> Number:
     """Return a number to decide what is fast: of an open size, its value in the compiling run."""
     return number.hint if is_open(number) else number
+
+
+def is_one(number: int | str) -> bool:
+    """Return True if a size is 1 in the compiling run; if it is not proven to be, with a guard.
+
+    For code that is right for one element in any case: a larger size may be 1 in other runs, and
+    there is no guard that it is not. So the answer never changes during a compilation.
+    """
+    if type(number) is Size and number.scope.spares_guards and number.hint != 1:
+        return False
+    return number == 1
 
 
 def proven(a: int, how: str, b: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Dim, Narrowing, Op, TensorType, Type, Value, from_numpy, sample
 from monograph.ir.dtype import BOOL, FLOAT, INT
-from monograph.ir.sizes import hint_of
+from monograph.ir.sizes import hint_of, is_one, proven
 from monograph.ir.traits import INDEX, LENGTH, Demand, Known, known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import (
@@ -247,7 +247,11 @@ def divides(groups: int, heads: int) -> bool:
 def _fits(mask: Sequence[Dim], scores: Sequence[Dim]) -> bool:
     """Return True if a mask broadcasts to scores without making them larger, as far as known."""
     pairs = zip(mask[::-1], scores[::-1], strict=False)
-    return all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
+    return all(isinstance(a, str) or isinstance(b, str) or _fits_dim(a, b) for a, b in pairs)
+
+
+def _fits_dim(mask: int, scores: int) -> bool:
+    return proven(mask, "==", scores) or is_one(mask) or mask == scores
 
 
 def _in_order(extra: tuple[str, ...]) -> bool:

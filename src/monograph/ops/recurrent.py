@@ -18,6 +18,7 @@ import numpy as np
 from monograph.errors import ExecutionError, InferError
 from monograph.ir import Array, Dim, DType, Narrowing, Op, TensorType, TupleType, from_numpy, sample
 from monograph.ir.dtype import FLOAT, INT
+from monograph.ir.sizes import is_one
 from monograph.ir.traits import known_product
 from monograph.ir.types import merge_dims
 from monograph.ops.base import check_kinds, narrow, same_dtype, widen
@@ -107,8 +108,9 @@ class RecurrentCell(Op, abstract=True):
     def _check_state(self, given: TensorType, dtype: DType, batch: Dim, hidden: Dim) -> None:
         if given.dtype != dtype or given.rank != 2:
             raise InferError("state is a matrix", expected=f"{dtype}[B, H]", given=given)
-        if given.dims[0] != 1:
-            merge_dims(batch, given.dims[0])
+        rows = given.dims[0]
+        if not is_one(rows):
+            merge_dims(batch, rows)
         merge_dims(hidden, given.dims[1])
 
     def _results(

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from monograph.errors import InternalError
-from monograph.ir.sizes import common_divisor, divides, hint_of, proven
+from monograph.ir.sizes import common_divisor, divides, hint_of, is_one, proven
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def _made(constant: int, factors: dict[Atom, int]) -> Index:
     for atom in [a for a in factors if isinstance(a, Remainder)]:
         factor = factors.get(atom, 0)
         quotient = (atom.index // atom.by).only
-        if factor and quotient is not None and factors.get(quotient) == factor * atom.by:
+        whole = 0 if quotient is None else factors.get(quotient, 0)
+        if factor and quotient is not None and proven(whole, "==", factor * atom.by):
             del factors[atom], factors[quotient]
             return _made(constant, factors) + atom.index * factor
     return Index(constant, tuple((a, f) for a, f in factors.items() if f))
@@ -198,7 +199,7 @@ def _made(constant: int, factors: dict[Atom, int]) -> Index:
 
 def counter(name: str, extent: int) -> Index:
     """The index that a loop counts; a loop of one trip is the constant 0."""
-    return Index() if extent == 1 else Index(0, ((Counter(name, extent), 1),))
+    return Index() if is_one(extent) else Index(0, ((Counter(name, extent), 1),))
 
 
 def kept_counter(name: str, extent: int) -> Counter:
@@ -221,14 +222,16 @@ def split_strides(
     """
     if not proven(math.prod(shape), "==", math.prod(finer)) or 0 in shape:
         return None
-    rest = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    rest = [(d, s) for d, s in zip(shape, strides, strict=True) if not is_one(d)]
     found = []
     size, step = rest.pop() if rest else (1, 0)
     for extent in reversed(finer):
-        if extent == 1:
+        if is_one(extent):
             found.append(max(step, 1))
             continue
-        if size == 1:
+        if is_one(size):
+            if not rest:
+                return None
             size, step = rest.pop()
         if not divides(extent, size):
             return None
@@ -250,7 +253,7 @@ def unflatten(position: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     result = []
     outermost = True
     for extent, stride in zip(shape, strides_of(shape), strict=True):
-        if extent <= 1 or stride == 0:  # one element, or none at all
+        if extent == 0 or is_one(extent) or stride == 0:  # one element, or none at all
             result.append(Index())
             continue
         # The outermost dimension needs no remainder: the position never exceeds the shape.

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from monograph.ir import Array, DType, Value, constant, known
+from monograph.ir.sizes import is_one
 from monograph.ops.elementwise import Abs, Add, Clip, Div, Mul, Neg, Not, Sub
 from monograph.ops.reduce import ReduceMax, ReduceMin
 from monograph.ops.shape import Broadcast, Reshape, Transpose
@@ -141,9 +142,9 @@ def _unarranged(value: Value) -> Value | Reject:
     """Return the reduction of the source of a chain of views."""
     op, x = value.op, value.inputs[0]
     assert isinstance(op, (ReduceMax, ReduceMin))
-    if not value.tensor.is_static or math.prod(value.tensor.static) != 1:
+    if not value.tensor.is_static or not is_one(math.prod(value.tensor.static)):
         return Reject("not all elements are reduced to one", 1, value.type)
-    if any(d != 1 for i, d in enumerate(x.tensor.dims) if i not in op.axes):
+    if any(not is_one(d) for i, d in enumerate(x.tensor.dims) if i not in op.axes):
         return Reject("the reduction is not along all axes", x.tensor.rank, op.axes)
     source, turned = x, False
     while isinstance(source.op, (Reshape, Transpose)):

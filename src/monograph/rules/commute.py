@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from monograph.ir import Constant, Op, Value, constant, known
-from monograph.ir.sizes import proven
+from monograph.ir.sizes import is_one, proven, same_sizes
 from monograph.ops import OPS
 from monograph.ops.base import Binary, Unary
 from monograph.ops.cast import Cast
@@ -22,7 +22,14 @@ from monograph.ops.linear import Dot
 from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Concat, Reshape, Transpose
 from monograph.rewrite import ANY, Context, Reject, Rule, rewrite, variables
-from monograph.rules.views import Sizes, groups, inverse, is_static, without_leading_ones
+from monograph.rules.views import (
+    Sizes,
+    groups,
+    inverse,
+    is_static,
+    same_types,
+    without_leading_ones,
+)
 
 x, y = variables("x y")
 
@@ -175,9 +182,9 @@ def _unshaped(given: Sizes, after: Sizes, before: Sizes) -> Sizes | None:
     given = (1,) * (len(after) - len(given)) + given
     shape: list[int] = []
     for outer, inner in groups(before, after):
-        if all(given[i] == after[i] for i in inner):
+        if all(proven(given[i], "==", after[i]) for i in inner):
             shape += [before[i] for i in outer]
-        elif all(given[i] == 1 for i in inner):
+        elif all(is_one(given[i]) for i in inner):
             shape += [1] * len(outer)
         else:
             return None
@@ -191,7 +198,7 @@ def skip_broadcast(value: Value) -> Value | Reject:
         return Reject("no operand is a broadcast", near=False)
     for chosen in (operands, *_one_by_one(value.inputs, operands)):
         made = value.op(*chosen)
-        if made.type == value.type:
+        if same_types(made, value):
             return made
     return Reject("the result has another shape without", value.type, value.op(*operands).type)
 
@@ -202,7 +209,7 @@ def _unrepeated(v: Value) -> Value:
         return v.inputs[0]
     if isinstance(v.op, Reshape) and is_static(v, v.inputs[0]):
         source = v.inputs[0].tensor.static
-        if without_leading_ones(source) == without_leading_ones(v.tensor.static):
+        if same_sizes(without_leading_ones(source), without_leading_ones(v.tensor.static)):
             return v.inputs[0]
     return v
 
@@ -221,7 +228,7 @@ def sink_broadcast(value: Value, context: Context) -> Value | Reject:
         return Reject("no single operand is a broadcast of known sizes", 1, len(repeated), near)
     (wide,) = repeated
     others = [v for v in value.inputs if v is not wide]
-    if any(v.tensor.size != 1 or v.tensor.rank > wide.tensor.rank for v in others):
+    if any(not is_one(v.tensor.size) or v.tensor.rank > wide.tensor.rank for v in others):
         return Reject(
             "another operand has several elements", 1, ", ".join(str(v.type) for v in others)
         )
@@ -317,7 +324,7 @@ def flatten_dot(x: Value, y: Value, root: Value) -> Value | Reject:
     if y.tensor.rank != 2:
         return Reject("the second operand is not one matrix", "rank 2", f"rank {y.tensor.rank}")
     rows = x.tensor.static[:-1]
-    if sum(d != 1 for d in rows) < 2:
+    if sum(not is_one(d) for d in rows) < 2:
         wanted = "two dimensions of several rows"
         return Reject("the rows of x are one matrix already", wanted, x.type, near=False)
     flat = Reshape((math.prod(rows), x.tensor.static[-1]))(x)

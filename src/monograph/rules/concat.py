@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 from monograph.ir import Value
+from monograph.ir.sizes import proven, same_sizes
 from monograph.ops.shape import Broadcast, Concat, Reshape, Slice, Transpose
 from monograph.ops.slice import Range, count_places, span
 from monograph.rewrite import Context, Reject, rewrite
@@ -200,9 +201,9 @@ def concat_of_reshapes(value: Value) -> Value | Reject:
     before = math.prod(value.tensor.static[: _axis(value)])
     first = sources[0].tensor.static
     for axis in range(len(first)):
-        off = first[:axis], first[axis + 1 :]
-        shapes = [s.tensor.static for s in sources]
-        alike = all((s[:axis], s[axis + 1 :]) == off and len(s) == len(first) for s in shapes)
-        if alike and math.prod(first[:axis]) == before:
+        off = first[:axis] + first[axis + 1 :]
+        shapes = (s.tensor.static for s in sources if s.tensor.rank == len(first))
+        alike = [s for s in shapes if same_sizes(s[:axis] + s[axis + 1 :], off)]
+        if len(alike) == len(sources) and proven(math.prod(first[:axis]), "==", before):
             return reshaped(Concat(axis)(*sources), value.tensor.static)
     return Reject("no axis before the reshapes leads as far", before, first)

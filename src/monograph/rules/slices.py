@@ -6,7 +6,7 @@ import math
 from itertools import accumulate, pairwise
 
 from monograph.ir import Value, known
-from monograph.ir.sizes import proven
+from monograph.ir.sizes import is_one, proven
 from monograph.ops.index import Gather
 from monograph.ops.pad_tile import Pad
 from monograph.ops.shape import FAR, Broadcast, Concat, Reshape, Slice, Transpose
@@ -36,8 +36,9 @@ def take(value: Value, places: list[Range]) -> Value:
 
 def _bounds(places: Range, size: int) -> tuple[int, int, int]:
     """Return the canonical start, stop and step of some indices of a dimension."""
-    if count_places(places) <= 1:
-        return places.start, places.start + count_places(places), 1
+    count = count_places(places)
+    if is_one(count) or (not proven(1, "<=", count) and count <= 1):
+        return places.start, places.start + count, 1
     stop = places[-1] + (1 if places.step > 0 else -1)
     # A negative stop counts from the end, so a stop before index 0 is written as -1 - size.
     return places.start, stop if stop >= 0 else -1 - size, places.step
@@ -56,7 +57,7 @@ def drop_slice(x: Value, root: Value) -> Value | Reject:
         if isinstance(size, int):
             places = sliced_places(s, size)
             all_taken = proven(count_places(places), "==", size)
-            if not all_taken or (size > 1 and places.step < 0):
+            if not all_taken or _turns(places, size):
                 return Reject("the slice drops or reverses elements", f"range(0, {size})", places)
         elif not (s.start == 0 and s.step == 1 and s.stop >= FAR):
             return Reject("the slice may drop elements", size, s)
@@ -159,15 +160,20 @@ def slice_of_reshape(x: Value, root: Value, context: Context) -> Value | Reject:
     return reshaped(take(x, above), root.tensor.static)
 
 
+def _turns(places: Range, size: int) -> bool:
+    """Return True if indices go backwards along a dimension of several elements."""
+    return places.step < 0 and size != 0 and not is_one(size)
+
+
 def _cuts(places: Range, size: int) -> bool:
     """Return True unless the indices are all of a dimension, in order."""
-    return not proven(count_places(places), "==", size) or (size > 1 and places.step < 0)
+    return not proven(count_places(places), "==", size) or _turns(places, size)
 
 
 def _block(sizes: list[int], view: list[int], places: list[Range]) -> tuple[int, Range] | None:
     """Return (axis, indices) of a slice of some dimensions, as seen before their reshape."""
-    axis = next((i for i, d in enumerate(sizes) if d > 1), None)
-    cut = next((i for i, d in enumerate(view) if d > 1), None)
+    axis = next((i for i, d in enumerate(sizes) if not is_one(d)), None)
+    cut = next((i for i, d in enumerate(view) if not is_one(d)), None)
     if axis is None or cut is None:
         return None
     if any(_cuts(places[i], view[i]) for i in range(cut + 1, len(view))):

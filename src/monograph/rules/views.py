@@ -8,12 +8,13 @@ dimension of a result, the runs of the source (a length and a stride, in element
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
 from monograph.ir import TensorType, Value
-from monograph.ir.sizes import divides, is_open, proven, same_sizes
+from monograph.ir.sizes import divides, hint_of, is_one, proven, same_sizes
 from monograph.ops.pad_tile import Pad, Tile
 from monograph.ops.shape import COPY, Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
 from monograph.rewrite import ANY, Context, Reject, rewrite, variables
@@ -34,7 +35,7 @@ def merged(runs: list[Run]) -> tuple[Run, ...]:
     """Join runs that continue one another."""
     result: list[Run] = []
     for length, stride in runs:
-        if result and result[-1][1] == length * stride:
+        if result and proven(result[-1][1], "==", length * stride):
             length *= result.pop()[0]
         result.append((length, stride))
     return tuple(result)
@@ -51,7 +52,7 @@ class Arrangement:
     def of(source: Sizes) -> Arrangement:
         """The identity arrangement of a source."""
         runs = zip(source, strides_of(source), strict=True)
-        return Arrangement(source, tuple(((n, s),) if is_open(n) or n > 1 else () for n, s in runs))
+        return Arrangement(source, tuple(() if n == 0 or is_one(n) else ((n, s),) for n, s in runs))
 
     @property
     def shape(self) -> Sizes:
@@ -71,7 +72,9 @@ class Arrangement:
         dims: list[tuple[Run, ...]] = []
         for size in shape:
             taken: list[Run] = []
-            while size > 1:
+            while not is_one(size):
+                if not left:
+                    return None
                 length, stride = left.pop()
                 if divides(length, size):
                     taken.append((length, stride))
@@ -79,11 +82,14 @@ class Arrangement:
                 elif divides(size, length):
                     rest = length // size
                     taken.append((size, stride * rest))
-                    left.append((rest, stride))
+                    if not is_one(rest):
+                        left.append((rest, stride))
                     size = 1
                 else:
                     return None
             dims.append(merged(taken))
+        if not all(is_one(length) for length, _ in left):
+            return None
         return Arrangement(self.source, tuple(dims))
 
     def build(self, x: Value) -> Value:
@@ -100,23 +106,24 @@ class Arrangement:
             return self._reshape_first(x)
         if (permutation := self._source_order()) is not None:
             return reshaped(transposed(x, permutation), self.shape)
-        middle = sorted(self.runs, key=lambda run: -run[1])
-        split = reshaped(x, tuple(n for n, _ in middle))
-        moved = transposed(split, tuple(middle.index(run) for run in self.runs))
+        order = in_source_order(self.runs)
+        split = reshaped(x, tuple(self.runs[i][0] for i in order))
+        moved = transposed(split, inverse(order))
         return reshaped(moved, self.shape)
 
     def _as_transpose(self) -> Sizes | None:
         """Return the permutation of the source's dimensions that gives the result, or None."""
         if len(self.dims) != len(self.source):
             return None
-        sizes = enumerate(zip(self.source, strides_of(self.source), strict=True))
-        places = {run: i for i, run in sizes if run[0] > 1}
-        ones = iter([i for i, n in enumerate(self.source) if n == 1])
+        several = [i for i, n in enumerate(self.source) if not is_one(n)]
+        ones = iter([i for i, n in enumerate(self.source) if is_one(n)])
+        strides = strides_of(self.source)
         permutation: list[int] = []
         for runs in self.dims:
             if len(runs) > 1:
                 return None
-            place = places.get(runs[0]) if runs else next(ones, None)
+            places = (i for i in several if same_sizes((self.source[i], strides[i]), runs[0]))
+            place = next(places if runs else ones, None)
             if place is None:
                 return None
             permutation.append(place)
@@ -124,33 +131,51 @@ class Arrangement:
 
     def _reshape_first(self, x: Value) -> Value:
         """Build a reshape to the result's dimensions in the source's order, and their transpose."""
-
-        def place(axis: int) -> int:
-            return -self.dims[axis][0][1] if self.dims[axis] else -math.prod(self.source) - 1
-
-        order = sorted(range(len(self.dims)), key=place)
+        full = [axis for axis, runs in enumerate(self.dims) if runs]
+        ones = [axis for axis, runs in enumerate(self.dims) if not runs]
+        sequence = in_source_order([self.dims[axis][0] for axis in full])
+        order = (*ones, *(full[i] for i in sequence))
         split = reshaped(x, tuple(self.shape[axis] for axis in order))
-        return transposed(split, tuple(order.index(axis) for axis in range(len(order))))
+        return transposed(split, inverse(order))
 
     def _source_order(self) -> Sizes | None:
         """Return the source's dimensions in the order in which the result covers them, if whole."""
-        strides = strides_of(self.source)
-        order = [i for i, n in enumerate(self.source) if n == 1]
-        for length, stride in self.runs:
-            inside = [
-                i
-                for i, (n, s) in enumerate(zip(self.source, strides, strict=True))
-                if n > 1 and stride <= s < stride * length
-            ]
-            if math.prod(self.source[i] for i in inside) != length or strides[inside[-1]] != stride:
+        order = [i for i, n in enumerate(self.source) if is_one(n)]
+        for run in self.runs:
+            inside = self._axes_of(run)
+            if inside is None:
                 return None
             order += inside
         return tuple(order)
 
+    def _axes_of(self, run: Run) -> list[int] | None:
+        """Return the dimensions of the source that a run covers; None if it covers part of one."""
+        length, stride = run
+        inside: list[int] = []
+        covered = 1
+        strides = strides_of(self.source)
+        for axis in reversed(range(len(strides))):
+            several = not is_one(self.source[axis])
+            if several and (inside or proven(strides[axis], "==", stride)):
+                inside.insert(0, axis)
+                covered *= self.source[axis]
+                if proven(covered, "==", length):
+                    return inside
+        return None
+
+
+def in_source_order(runs: Sequence[Run]) -> Sizes:
+    """Return the places of runs in the order in which their source has them.
+
+    Each has several elements in the compiling run, so that the outer one of two has the larger
+    stride there. Their order is the same at all sizes.
+    """
+    return tuple(sorted(range(len(runs)), key=lambda i: -hint_of(runs[i][1])))
+
 
 def reshaped(x: Value, shape: Sizes) -> Value:
     """Reshape x; return x itself if it has that shape."""
-    return x if x.tensor.shape == shape else Reshape(shape)(x)
+    return x if same_sizes(x.tensor.dims, shape) else Reshape(shape)(x)
 
 
 def transposed(x: Value, permutation: Sizes) -> Value:
@@ -172,15 +197,18 @@ def groups(a: Sizes, b: Sizes) -> list[tuple[range, range]]:
     while i < len(a) or j < len(b):
         first, second = i, j
         left = right = 1
-        while True:
-            while i < len(a) and (a[i] == 1 or left < right or left == right == 1):
+        while i < len(a) or j < len(b):
+            ones = (i < len(a) and is_one(a[i])), (j < len(b) and is_one(b[j]))
+            # Hints lead the search; what ends a group are products that are equal at all sizes.
+            if not any(ones) and proven(left, "==", right) and not is_one(left):
+                break
+            behind = i < len(a) and hint_of(left) <= hint_of(right)
+            if ones[0] or j == len(b) or (behind and not ones[1]):
                 left *= a[i]
                 i += 1
-            while j < len(b) and (b[j] == 1 or right < left):
+            else:
                 right *= b[j]
                 j += 1
-            if left == right and (left > 1 or (i == len(a) and j == len(b))):
-                break
         result.append((range(first, i), range(second, j)))
     return result
 
@@ -196,7 +224,7 @@ def is_static(*values: Value) -> bool:
     return all(isinstance(v.type, TensorType) and v.type.is_static for v in values)
 
 
-def _same_types(a: Value, b: Value) -> bool:
+def same_types(a: Value, b: Value) -> bool:
     """Return True if two values have the same type, at all sizes."""
     if not is_static(a, b):
         return a.type == b.type
@@ -206,7 +234,7 @@ def _same_types(a: Value, b: Value) -> bool:
 @rewrite(Reshape(ANY)(x), exact=True)
 def drop_reshape(x: Value, root: Value) -> Value | Reject:
     """reshape(x) -> x where x has the shape already"""
-    if not _same_types(root, x):
+    if not same_types(root, x):
         return Reject("the shape changes", x.type, root.type)
     return x
 
@@ -317,12 +345,17 @@ def arrange(chain: list[Value]) -> Arrangement | None:
     return arrangement
 
 
+def _as_many(a: Value, b: Value) -> bool:
+    """Return True if two values have as many elements, at all sizes."""
+    return proven(a.tensor.size, "==", b.tensor.size)
+
+
 @rewrite(Broadcast(ANY)(x), exact=True)
 def drop_broadcast(x: Value, root: Value) -> Value | Reject:
     """broadcast(x) -> x where x has the shape already; a reshape where only ones are added"""
-    if root.type == x.type:
+    if same_types(root, x):
         return x
-    if not is_static(x) or x.tensor.size != root.tensor.size or x.tensor.size == 0:
+    if not is_static(x) or 0 in x.tensor.static or not _as_many(x, root):
         return Reject("the broadcast repeats elements", x.type, root.type)
     return Reshape(root.tensor.static)(x)
 
@@ -341,7 +374,8 @@ def broadcast_without_reshape(x: Value, root: Value) -> Value | Reject:
     between = root.inputs[0]
     if not is_static(x, between, root):
         return Reject("the sizes are not known", "static shapes", x.type)
-    if without_leading_ones(x.tensor.static) != without_leading_ones(between.tensor.static):
+    shapes = (without_leading_ones(v.tensor.static) for v in (x, between))
+    if not same_sizes(*shapes):
         return Reject("the reshape does more than add leading ones", x.type, between.type)
     if x.tensor.rank > root.tensor.rank:
         return Reject("the result has fewer dimensions", x.type, root.type)
@@ -350,7 +384,7 @@ def broadcast_without_reshape(x: Value, root: Value) -> Value | Reject:
 
 def without_leading_ones(shape: Sizes) -> Sizes:
     """Return a shape as broadcasting sees it."""
-    first = next((i for i, d in enumerate(shape) if d != 1), len(shape))
+    first = next((i for i, d in enumerate(shape) if not is_one(d)), len(shape))
     return shape[first:]
 
 

@@ -91,16 +91,16 @@ print([name for name in heavy if name in sys.modules])
 
 def test_a_shape_outside_of_the_guards_adds_a_variant(path: Path) -> None:
     first = load(path)
-    check(first, 3)
     check(first, 1)
+    check(first, 3)
     assert first.stats["variants"] == 2
-    assert first.stats["variant_reasons"] == ["", "N is 1: must be at least 2"]
+    assert first.stats["variant_reasons"] == ["", "dimension 0 of x is 3: must be 1"]
     second = load(path)
-    check(second, 1)
     check(second, 3)
+    check(second, 1)
     assert (second.stats["variants"], second.stats["from_disk"]) == (2, 2)
     third = load(path)
-    check(third, 5)
+    check(third, 1)
     assert (third.stats["variants"], third.stats["from_disk"]) == (1, 1)
     check(third, 0)
     assert load(path).run(fed(0))[0].shape == (0, 4096)
@@ -202,10 +202,10 @@ def test_a_package_serves_every_shape(path: Path, tmp_path: Path) -> None:
     for rows in (*ROWS, 1, 100, 11):
         given = check(package, rows)
         np.testing.assert_array_equal(given, expected.get(rows, given))
-    assert package.stats["variants"] == 2
+    assert package.stats["variants"] == 1
     with pytest.raises(ConfigError, match="no code for inputs of these shapes") as e:
         package.run(fed(0))
-    assert "any shape, but N is 0: must be at least 2" in str(e.value)
+    assert "any shape, but N is 0: must be at least 1" in str(e.value)
     with pytest.raises(FeedError):
         package.run({"x": np.zeros((3, 9), np.float32)})
     with pytest.raises(ConfigError, match="another value of dims"):

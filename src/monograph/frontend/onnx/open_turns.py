@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from monograph.frontend.onnx.size_search import known_sizes
 from monograph.ir import Graph, Value, known
-from monograph.ir.sizes import is_open
+from monograph.ir.sizes import is_open, proven
 from monograph.ops.cast import Cast
 from monograph.ops.elementwise import Add, And, Less, LessEqual
 from monograph.ops.shape import Reshape, Squeeze, Unsqueeze
@@ -100,5 +100,6 @@ def _turns_until(part: Value, body: Graph, carried: int, operands: Sequence[Valu
             continue
         # The condition is asked behind a turn, so that there is one in any case.
         left = most - start + (0 if isinstance(part.op, Less) else 1)
-        return (left + step - 1) // step if left > step else 1
+        several = proven(1, "<=", left) or left > step
+        return (left + step - 1) // step if several else 1
     return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from monograph.errors import InferError
 from monograph.ir import Op, Value
-from monograph.ir.sizes import proven, same_sizes
+from monograph.ir.sizes import is_one, proven, same_sizes
 from monograph.ops.pad_tile import Tile
 from monograph.ops.quant import Dequantize, Quantize
 from monograph.ops.shape import Broadcast, Reshape, Slice, Squeeze, Transpose, Unsqueeze
@@ -81,7 +81,7 @@ def through_view(value: Value, at: Indices) -> Element:
 def aligned(at: Indices, shape: Sequence[int]) -> Indices:
     """Return the index into a broadcast operand: its own dimensions, 0 where it repeats."""
     own = at[len(at) - len(shape) :]
-    return tuple(Index() if d == 1 else i for d, i in zip(shape, own, strict=True))
+    return tuple(Index() if is_one(d) else i for d, i in zip(shape, own, strict=True))
 
 
 def operand_index(value: Value, position: int, at: Indices) -> Indices:
@@ -190,7 +190,7 @@ def merge(shape: Sequence[int], at: Indices, positions: Sequence[Index]) -> Indi
     """
     groups: list[list[int]] = []
     for axis, extent in enumerate(shape):
-        if extent == 1:
+        if is_one(extent):
             continue
         if groups and _runs_on(shape, at, positions, groups[-1][-1], axis):
             groups[-1].append(axis)

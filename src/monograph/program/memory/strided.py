@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monograph.ir import Value
+from monograph.ir.sizes import is_one, is_open
 from monograph.ops.shape import Broadcast, Reshape
 from monograph.program.fusion.index_bounds import inside
 from monograph.program.fusion.op_classes import is_view
@@ -32,7 +33,7 @@ def strided(value: Value, storage: Mapping[Value, Storage]) -> Strided | None:
     """
     shape = value.tensor.static
     least = 2 if _keeps_dimensions(value, storage) else 1
-    at = counters([max(d, least) for d in shape])
+    at = counters([d if is_open(d) and not is_one(d) else max(d, least) for d in shape])
     element = Element(value, at)
     while element.value not in storage:
         if not is_view(element.value):

@@ -194,7 +194,7 @@ class OpenPart:
         numbers: Shapes,
         sizes: Sizes,
     ) -> Executable | None:
-        scope = SizeScope()
+        scope = SizeScope(1)
         symbols: dict[tuple[Dim, int], int] = {}
 
         def size(name: Dim, number: int) -> int:

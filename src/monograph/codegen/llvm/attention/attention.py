@@ -30,7 +30,7 @@ from monograph.codegen.llvm.module.kernel import (
 from monograph.codegen.llvm.rows.normalise import LOG2_E, power_below_one
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
-from monograph.ir.sizes import hint_of, is_open, proven
+from monograph.ir.sizes import hint_of, is_one, is_open, proven
 from monograph.ops.attention import Attention
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.op_classes import is_view
@@ -58,13 +58,13 @@ def readable(user: Value, index: int, operand: Value) -> bool:
         element = through_view(element.value, element.at)
     if not all(i.is_linear for i in element.at):
         return False
-    if not at or shape[-1] == 1:
+    if not at or is_one(shape[-1]):
         return True
     if not element.at:  # A single number, broadcast.
         return False
     last = at[-1].terms[0][0]
     outer = all(i.factor(last) == 0 for i in element.at[:-1])
-    return outer and element.at[-1].factor(last) == 1
+    return outer and is_one(element.at[-1].factor(last))
 
 
 @kernel_for(Attention, when=serves, readable=readable)
@@ -99,7 +99,7 @@ class _Attention:
         self.lanes = context.features.lanes(self.dtype.bits)
         self.panel = 4 if context.features.registers >= 32 else 2
         # With one query, the heads that share keys are processed like queries.
-        self.over_heads = self.queries == 1
+        self.over_heads = is_one(self.queries)
         self.repeat = self.heads // self.groups
         self.rows = self.repeat if self.over_heads else self.queries
         self.few = hint_of(self.rows) <= FEW

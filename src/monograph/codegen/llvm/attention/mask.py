@@ -11,7 +11,7 @@ from monograph.codegen.llvm.emit.builder import Builder, Int
 from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.ir import DType, Value
 from monograph.ir.dtype import BOOL
-from monograph.ir.sizes import divides, is_open, proven
+from monograph.ir.sizes import divides, is_one, is_open, proven
 from monograph.ops.attention import LENGTHS, MASK, SINKS, Attention, usual_scale
 from monograph.ops.scalar import Scalar
 from monograph.program.memory.buffer_assignment import Storage
@@ -38,7 +38,9 @@ class View:
         shape = value.tensor.static
         # An index along a dimension of 1 may be that of the shape it is broadcast to.
         strides = zip(found.strides, shape, strict=True)
-        return View(start, value.dtype, shape, tuple(0 if d == 1 else s * size for s, d in strides))
+        return View(
+            start, value.dtype, shape, tuple(0 if is_one(d) else s * size for s, d in strides)
+        )
 
     def offset(self, b: Builder, *at: Int) -> Reg:
         """Return the address of an index along the first dimensions."""
@@ -137,9 +139,9 @@ class ScoreMask:
         b = self.b
         rank = len(mask.shape)
         places = (*place, 0)[4 - rank : 3] if rank else ()
-        at = [0 if d == 1 else i for i, d in zip(places, mask.shape[:-1], strict=True)]
+        at = [0 if is_one(d) else i for i, d in zip(places, mask.shape[:-1], strict=True)]
         row = mask.offset(b, *at)
-        if not rank or mask.shape[-1] == 1:
+        if not rank or is_one(mask.shape[-1]):
             return b.splat(self.scalars.load(mask.dtype, row).reg, lanes)
         whole = keys // lanes * lanes
         if proven(whole, "==", keys):

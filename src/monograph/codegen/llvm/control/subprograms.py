@@ -32,7 +32,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.codegen.llvm.module.memory import zero_halo
 from monograph.ir import Graph, Input, Item, TensorType, Value, known
-from monograph.ir.sizes import is_open
+from monograph.ir.sizes import is_one, is_open, proven
 from monograph.program.dynamic.bounded import graphs_of
 from monograph.program.fusion.region import Indices, counters, merge
 from monograph.program.index import flatten, strides_of
@@ -58,7 +58,7 @@ class StridedRef:
     @property
     def dense(self) -> bool:
         steps = zip(self.type.static, self.strides, strides_of(self.type.static), strict=True)
-        return self.offset == 0 and all(d == 1 or a == b for d, a, b in steps)
+        return self.offset == 0 and all(is_one(d) or proven(a, "==", b) for d, a, b in steps)
 
     @property
     def span(self) -> Buffer:

@@ -14,7 +14,7 @@ from monograph.codegen.llvm.emit.scalar import LlvmScalars
 from monograph.codegen.llvm.module.kernel import KernelContext, pointers
 from monograph.ir import DType, Value, known
 from monograph.ir.dtype import i64
-from monograph.ir.sizes import is_open
+from monograph.ir.sizes import is_one, is_open
 from monograph.ops.elementwise import Abs, Add, Clip, Max, Min, Mul, Neg, Sub
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.index_bounds import inside
@@ -63,7 +63,7 @@ class LlvmElements(Walk[Point]):
         if point.lane is None or point.lane not in position.counters:
             scalar = self.load_at(pointer, value.dtype, position, Point(point.values), extent)
             return self.scalars.splat(scalar, point.lanes)
-        if position.factor(point.lane) == 1 and _follows(position, point.lane):
+        if is_one(position.factor(point.lane)) and _follows(position, point.lane):
             return self.load_at(pointer, value.dtype, position, point, extent)
         return self.scalars.gathered(
             [
@@ -114,7 +114,7 @@ class LlvmElements(Walk[Point]):
         extent = self.unproven(value, position)
         pointer = self.pointers[value]
         if point.lane is None or (
-            position.factor(point.lane) == 1 and _follows(position, point.lane)
+            is_one(position.factor(point.lane)) and _follows(position, point.lane)
         ):
             where = self.b.mul(self.number(position, point, extent), value.dtype.itemsize)
             self.scalars.store(scalar, self.b.offset(pointer, where))

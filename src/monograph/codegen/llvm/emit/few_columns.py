@@ -15,7 +15,7 @@ from monograph.codegen.common.registers import Reg
 from monograph.codegen.llvm.emit.builder import Builder
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.ir import Value
-from monograph.ir.sizes import hint_of, is_open
+from monograph.ir.sizes import hint_of, is_one, is_open, proven
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Element, Indices, Resolved
 from monograph.program.index import Counter, flatten
@@ -62,7 +62,11 @@ def few_columns(
         return None
     place = elements.storage[value]
     written = flatten(at, place.strides, place.offset)
-    adjacent = written.is_linear and written.factor(columns) == 1 and written.factor(rows) == size
+    adjacent = (
+        written.is_linear
+        and is_one(written.factor(columns))
+        and proven(written.factor(rows), "==", size)
+    )
     if not adjacent or elements.unproven(value, written):
         return None
     for item in order:
@@ -71,7 +75,8 @@ def few_columns(
             continue
         read = flatten(item.element.at, elements.storage[source].strides)
         outer = (c for c in loops[:-2] if hint_of(c.extent) >= lanes)
-        direct = read.factor(rows) in (0, 1) or any(read.factor(c) == 1 for c in outer)
+        step = read.factor(rows)
+        direct = step == 0 or is_one(step) or any(is_one(read.factor(c)) for c in outer)
         if not read.is_linear or not direct:
             return None
     return FewColumns(rows, columns)

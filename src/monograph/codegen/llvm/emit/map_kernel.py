@@ -34,7 +34,7 @@ from monograph.codegen.llvm.emit.turned_tiles import (
 from monograph.codegen.llvm.module.kernel import Argument, Kernel, KernelContext, share
 from monograph.ir import DType, Value
 from monograph.ir.dtype import u8, u16, u32, u64
-from monograph.ir.sizes import divides, hint_of, is_open, proven
+from monograph.ir.sizes import divides, hint_of, is_one, is_open, proven
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import (
     Element,
@@ -311,7 +311,7 @@ def follows(position: Index, point: Point) -> bool:
     """Return True if adjacent lanes read adjacent elements."""
     assert point.lane is not None
     lane = point.lane
-    return position.factor(lane) == 1 and all(
+    return is_one(position.factor(lane)) and all(
         a == lane or lane not in Index(0, ((a, 1),)).counters for a, _ in position.terms
     )
 
@@ -406,7 +406,7 @@ def _parts(index: Index, positions: Sequence[Index], least: int) -> tuple[int, .
         return (1,)
     for position in positions:
         for atom, _ in position.terms:
-            if isinstance(atom, Counter) or atom.index != index:
+            if isinstance(atom, Counter) or atom.index.only != whole:
                 continue
             fits = least <= hint_of(atom.by) and proven(atom.by, "<", whole.extent)
             if fits and divides(atom.by, whole.extent):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from monograph.codegen.llvm.emit.builder import Builder, transposed
 from monograph.codegen.llvm.emit.elements import LlvmElements, Point
 from monograph.codegen.llvm.emit.few_columns import Loads
-from monograph.ir.sizes import hint_of
+from monograph.ir.sizes import hint_of, is_one
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Element, Resolved
 from monograph.program.index import Counter, flatten
@@ -31,10 +31,11 @@ def turned_loads(
         if item.operands or value not in elements.storage:
             continue
         position = flatten(item.element.at, elements.storage[value].strides)
-        if not position.is_linear or position.factor(loops[-1]) in (0, 1):
+        step = position.factor(loops[-1])
+        if not position.is_linear or step == 0 or is_one(step):
             continue
         for c in loops[:-1]:
-            if position.factor(c) == 1 and hint_of(c.extent) >= lanes:
+            if is_one(position.factor(c)) and hint_of(c.extent) >= lanes:
                 found.setdefault(c, []).append(item.element)
     return found
 

@@ -15,6 +15,7 @@ from monograph.codegen.llvm.image.windows import ChannelBlocks, blocks, each_pix
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, pointers
 from monograph.ir import Value
 from monograph.ir.dtype import f32, f64
+from monograph.ir.sizes import is_one
 from monograph.ops.image import MIRROR, REFLECT
 from monograph.ops.scalar import Scalar
 from monograph.program.legalise.sampling import CORNERS, PIXELS, ReadBetween
@@ -100,7 +101,7 @@ class _ReadBetween:
         self.found = found
         # Integers and f64 are interpolated in f64.
         self.wide = f32 if self.x.dtype.is_float and self.x.dtype != f64 else f64
-        lanes = context.features.lanes(self.wide.bits) if found.strides[-1] == 1 else 1
+        lanes = context.features.lanes(self.wide.bits) if is_one(found.strides[-1]) else 1
         self.runs = blocks(self.x.tensor.static[-1], lanes, VECTORS)
 
     def emit(self) -> Kernel:

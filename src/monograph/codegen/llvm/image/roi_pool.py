@@ -21,6 +21,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Value
 from monograph.ir.dtype import f64, i64
+from monograph.ir.sizes import is_one
 from monograph.ops.roi import AVERAGE, MAX_SAMPLES, MaxRoiPool, RoiAlign
 from monograph.ops.scalar import Scalar
 from monograph.program.memory.strided import strided
@@ -49,7 +50,7 @@ class _Regions:
         self.x, self.rois, *self.batch = anchor.inputs
         self.images, _, *self.sizes = self.x.tensor.static
         found = strided(self.x, context.program.places.storage)
-        self.together = found is not None and found.strides[1] == 1
+        self.together = found is not None and is_one(found.strides[1])
         """True if the channels of a pixel are contiguous."""
 
     def emit(self) -> Kernel:

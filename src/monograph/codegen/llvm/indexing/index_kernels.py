@@ -16,7 +16,7 @@ from monograph.codegen.llvm.emit.map_kernel import ElementMaker, each_element, f
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, kernel_for, share
 from monograph.ir import Value
 from monograph.ir.dtype import i64
-from monograph.ir.sizes import is_open
+from monograph.ir.sizes import is_one, is_open, proven
 from monograph.ops.pad_tile import Iota, Pad
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import Indices
@@ -238,7 +238,7 @@ def _runs_on(value: Value, place: Storage, last: int) -> bool:
     """Return True if everything from an axis inwards is contiguous."""
     shape = value.tensor.static[last:]
     steps = zip(shape, place.strides[last:], strides_of(shape), strict=True)
-    return all(d == 1 or a == b for d, a, b in steps)
+    return all(is_one(d) or proven(a, "==", b) for d, a, b in steps)
 
 
 class _Stretches:

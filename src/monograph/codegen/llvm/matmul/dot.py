@@ -40,7 +40,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, DType, Value, known
 from monograph.ir.dtype import f32, f64, i32, i64
-from monograph.ir.sizes import divides, hint_of, is_open
+from monograph.ir.sizes import divides, hint_of, is_one, is_open
 from monograph.program.index import strides_of
 from monograph.program.memory.strided import Strided, strided
 
@@ -160,7 +160,7 @@ class DotKernel:
         depth, kind = self.problem.depth, self.anchor.inputs[0].dtype
         if not self.widens or is_open(depth) or kind.itemsize != 2 or not kind.is_float:
             return None
-        if self._streams or self.tile.vectors == 1 or self.x.strides[-1] != 1:
+        if self._streams or self.tile.vectors == 1 or not is_one(self.x.strides[-1]):
             return None
         return WideRows(self.context, self.tile.rows, self.chunk or depth)
 
@@ -350,7 +350,7 @@ class DotKernel:
         total: Int = 0
         for axis, (extent, stride) in enumerate(zip(batch, strides_of(batch), strict=True)):
             at = axis - (len(batch) - len(own))
-            if at < 0 or own[at] == 1 or extent == 1:
+            if at < 0 or is_one(own[at]) or is_one(extent):
                 continue
             index = b.mod(b.div(g, stride), extent)
             total = b.add(total, b.mul(index, strides[at]))

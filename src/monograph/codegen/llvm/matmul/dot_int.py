@@ -26,6 +26,7 @@ from monograph.codegen.llvm.module.kernel import (
     synchronise,
 )
 from monograph.ir import Array, Value, known
+from monograph.ir.sizes import is_one
 from monograph.program.memory.strided import strided
 
 FEW_ROWS = 4
@@ -44,7 +45,7 @@ def dot_int(context: KernelContext) -> Kernel:
     x = strided(anchor.inputs[0], context.program.places.storage)
     assert x is not None
     few = known(anchor.inputs[1]) is None and anchor.tensor.static[-2] < FEW_ROWS
-    if x.strides[-1] != 1 or 0 in anchor.inputs[0].tensor.static or few:
+    if not is_one(x.strides[-1]) or 0 in anchor.inputs[0].tensor.static or few:
         # Bytes that are not contiguous cannot be loaded in groups; few rows do not repay packing.
         return dot(context)
     return _Bytes(context).emit()

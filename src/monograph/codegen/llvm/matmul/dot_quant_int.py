@@ -31,7 +31,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, Value
 from monograph.ir.dtype import f32
-from monograph.ir.sizes import hint_of
+from monograph.ir.sizes import hint_of, is_one
 from monograph.ops.linear import Dot
 from monograph.program.memory.strided import strided
 
@@ -57,7 +57,7 @@ def serves(context: KernelContext, codes: QuantisedWeights) -> bool:
     permitted = anchor.op.left_bits == BYTE_BITS and anchor.inputs[0].dtype == f32
     lanes = context.features.lanes(32)
     fits = codes.block % max(BOTH, lanes) == 0 and codes.block <= MOST_BLOCK
-    plain = x.strides[-1] == 1 and codes.depth % codes.block == 0
+    plain = is_one(x.strides[-1]) and codes.depth % codes.block == 0
     integers = bool(context.features.dot_i8) and not codes.dtype.is_float
     return integers and permitted and fits and plain
 

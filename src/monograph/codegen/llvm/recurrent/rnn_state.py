@@ -31,7 +31,7 @@ from monograph.codegen.llvm.module.kernel import (
 )
 from monograph.ir import Array, Item, Value, known
 from monograph.ir.dtype import f32, f64
-from monograph.ir.sizes import hint_of
+from monograph.ir.sizes import hint_of, is_one
 from monograph.ops.recurrent import Gru, Lstm
 from monograph.ops.scalar import Scalar
 from monograph.program.legalise.recurrence import Recurrence
@@ -164,7 +164,7 @@ class CellKernel:
         b = self.b
         states = zip(("h", "c"), self.states, strict=False)
         for name, value in states:
-            shared = value.tensor.static[0] == 1
+            shared = is_one(value.tensor.static[0])
             self._copy_rows(name, value, self.op.batch, self.hidden, 0 if shared else None)
         for value in self.vectors:
             count = value.tensor.static[0] // self.hidden

@@ -19,7 +19,7 @@ from monograph.codegen.llvm.emit.elements import Point, elements_of, part, piece
 from monograph.codegen.llvm.matmul.tiles import split
 from monograph.codegen.llvm.module.kernel import Kernel, KernelContext, LlvmScratch, share
 from monograph.ir import DType, Value
-from monograph.ir.sizes import hint_of, is_open, largest, proven, same_sizes
+from monograph.ir.sizes import hint_of, is_one, is_open, largest, proven, same_sizes
 from monograph.ops.scalar import Scalar
 from monograph.program.fusion.region import (
     Element,
@@ -127,7 +127,7 @@ class LlvmRows:
                 positions = self._positions(self.at)
 
         def use(c: Counter) -> tuple[bool, int, int]:
-            runs = sum(p.factor(c) == 1 for p in positions)
+            runs = sum(is_one(p.factor(c)) for p in positions)
             return hint_of(c.extent) >= self.lanes // 2, runs, every.index(c)
 
         self.lane = max(every, key=use, default=None)

@@ -24,6 +24,7 @@ from monograph.codegen.llvm.module.kernel import (
 from monograph.codegen.llvm.sorting.counting import Counting, ordered
 from monograph.codegen.llvm.sorting.heap import Heap
 from monograph.ir.dtype import f64
+from monograph.ir.sizes import is_one
 from monograph.ops.roi import NonMaxSuppression
 from monograph.ops.scalar import Scalar
 from monograph.program.dynamic.bounded import Counted, is_counted
@@ -102,7 +103,7 @@ class _Suppress(Counting):
         def add(i: Int, at: Reg) -> None:
             self.heap.store(at, self._rank(self.load(self.scores, [image, class_, i]), i))
 
-        lanes = self.lanes if step == 1 and self.op.score is not None else 0
+        lanes = self.lanes if is_one(step) and self.op.score is not None else 0
         return self.walk(0, self.count, Reg("0", "i64"), holds, add, lanes)
 
     def _rank(self, score: Scalar, i: Int) -> Reg:
