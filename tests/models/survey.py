@@ -39,7 +39,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 REPEATED = 20.0
 """Seconds of a first run up to which a second one is made, which has to give the same bits."""
 OLD = "judged by whole outputs"
-"""What the file calls the rows, by their target, whose tolerances were not those of elements."""
+"""The key of the rows, by their target, whose tolerances were not those of elements."""
 Row = dict[str, Any]
 
 
@@ -145,7 +145,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _of_old(names: Mapping[str, Sequence[str]]) -> str:
-    """Which rows are judged by another measure than the others."""
+    """Tell which rows are judged by another measure than the others."""
     listed = "; ".join(f"{t}: {', '.join(sorted(n))}" for t, n in sorted(names.items()) if n)
     return (
         "Tolerances became per element on 2026-11-18. These rows were judged before, by the"
