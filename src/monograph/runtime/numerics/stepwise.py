@@ -9,12 +9,13 @@ second shows where errors of many steps add up, or where one of them is amplifie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from monograph.ir import Constant, Input, Value
 from monograph.ir.evaluate import apply
+from monograph.ir.graph import topological
 from monograph.program.legalise.lower_random import draws
 from monograph.program.program import Program, Step
 from monograph.runtime.cpu.instrumented import SteppedRun, stored_parts
@@ -90,6 +91,8 @@ class _Stage:
         self._right: dict[Value, Any] = {}
         """The results of the reference for the program's inputs."""
         self._variance: dict[Value, float] = {}
+        self._drifts = False
+        """True from the first accumulated error on that roundings do not explain."""
         self._made_by: dict[Value, int] = {}
         self._last: dict[Value, int] = {}
         self._stored = {v for step in program.steps for v in step.region.outputs}
@@ -115,11 +118,34 @@ class _Stage:
         accumulated: tuple[Difference, ...] = ()
         if reason != DRAWS:
             accumulated = _compared(number, seen.step, from_feeds, seen.outputs, right, spread)
+            if not self._drifts and not all(d.ok for d in accumulated):
+                accumulated = self._measured(seen, right, accumulated)
+                self._drifts = not all(d.ok for d in accumulated)
         overwritten = sorted({self._first + self._made_by[v] for v in seen.overwritten})
         self._keep(seen.step, right, spread)
         return StepCheck(
             number, self._stage, seen.step, own, accumulated, tuple(overwritten), reason
         )
+
+    def _measured(
+        self, seen: SteppedRun, right: Mapping[Value, Any], found: Sequence[Difference]
+    ) -> tuple[Difference, ...]:
+        """Compare again, with the roundings of all steps up to this one measured together.
+
+        By how much an operand is off is one number elsewhere, relative to each of its elements:
+        too little for those that are what is left of larger ones.
+        """
+        results = seen.step.region.outputs
+        values = topological(results)
+        known = {v: self.feeds[v.op.label] for v in values if isinstance(v.op, Input)}
+        names = dict(zip(results, (d.name for d in found), strict=True))
+        spread = Spread(values, known, [(n, v) for v, n in names.items()])
+        allowed = {
+            d.name: replace(d.tolerance, spread=spread) if d.tolerance.rtol else d.tolerance
+            for d in found
+        }
+        left, given = ({n: side[v] for v, n in names.items()} for side in (seen.outputs, right))
+        return tuple(compare_outputs(left, given, allowed))
 
     def _keep(self, step: Step, right: Mapping[Value, Any], spread: Mapping[Value, float]) -> None:
         """Remembers the right results for the steps that read them, and forgets what none does."""
