@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +12,24 @@ from onnx import TensorProto, helper, numpy_helper
 
 import monograph
 from monograph.ir import Graph, Op, Value, constant, evaluate
-from monograph.ir.dtype import f16, f32, i8, i32, i64, u8
+from monograph.ir.dtype import dtype, f16, f32, i8, i32, i64, u8
 from monograph.ops.cast import Cast
 from monograph.ops.composite import Gelu
 from monograph.ops.conv import Conv
 from monograph.ops.deferred import Deferred
 from monograph.ops.elementwise import Add, Div, Max, Mul, Neg, Sub
-from monograph.ops.functions import Erf, Exp, Floor, Sigmoid, Sqrt, Tanh
+from monograph.ops.functions import Cos, Erf, Exp, Floor, Sigmoid, Sqrt, Tanh
 from monograph.ops.linear import Dot
+from monograph.ops.logic import Less
 from monograph.ops.pool import LpPool
 from monograph.ops.quant import Quantize
 from monograph.ops.random import RandomNormal
 from monograph.ops.reduce import ArgMax, CumSum, ReduceSum
 from monograph.ops.scatter import ScatterElements, ScatterNd
-from monograph.ops.shape import Concat
+from monograph.ops.shape import Concat, Reshape, Unsqueeze
 from monograph.runtime.numerics.compare import Difference, OutputPath, compare_outputs
 from monograph.runtime.numerics.spread import tolerances
+from monograph.runtime.numerics.tolerance import RUNS, Tolerance
 from tests.rules.checks import graph_of, value
 
 EPS = 2.0**-23
@@ -95,6 +98,70 @@ def test_whole_numbers_stay_what_they_are() -> None:
     feeds = {"x": np.float32([13])}
     (first, *_) = reach(graph, feeds, ties=True)
     assert first.tolist() == [0]
+
+
+@pytest.mark.parametrize(("kind", "near"), [("f16", 0.0188), ("bf16", 0.05), ("f32", 1e-4)])
+def test_numbers_that_are_whole_by_rounding_alone_may_be_others(kind: str, near: float) -> None:
+    """The cosine of a small angle is rounded to 1, of which a kernel knows that it is less."""
+    graph = graph_of(Floor()(Reshape((3,))(Unsqueeze((0,))(Cos()(value(f"{kind}[3]"))))))
+    feeds = {"x": np.array([near, 0, 1], dtype(kind).numpy)}
+    right = evaluate(graph, feeds)[0]
+    assert right.tolist() == [1, 1, 0]
+    assert held(graph, feeds, right * np.array([0, 1, 1], right.dtype)).ok
+    assert held(graph, feeds, right * np.array([0, 0, 1], right.dtype)).worst == (1,)
+    assert held(graph, feeds, right + np.array([0, 0, 1], right.dtype)).worst == (2,)
+
+
+def test_steps_alone_doubt_what_is_whole_by_rounding() -> None:
+    """e^x - 1 of a half next to 0 is 0: it keeps its scale."""
+    graph = graph_of(Sub()(Exp()(value("f16[2]")), constant(np.float16(1))))
+    feeds = {"x": np.float16([-1.3e-5, 0.5])}
+    assert evaluate(graph, feeds)[0][0] == 0
+    assert reach(graph, feeds)[-1][0] < 1e-6
+    less = graph_of(Less()(Exp()(value("f16[2]")), constant(np.float16(1))))
+    assert held(less, feeds, np.array([True, False]), ties=True).ok
+    assert held(less, feeds, np.array([True, True]), ties=True).worst == (1,)
+
+
+def test_sums_that_are_whole_by_rounding_to_a_narrow_type_may_be_others() -> None:
+    graph = graph_of(Floor()(Add()(value("f16[2]"), value("f16[2]", "y"))))
+    feeds = {"x": np.float16([1 - 2**-11, 0.5]), "y": np.float16([0.75 * 2**-11, 0.5])}
+    right = evaluate(graph, feeds)[0]
+    assert right.tolist() == [1, 1]
+    assert held(graph, feeds, np.float16([0, 1])).ok
+    assert held(graph, feeds, np.float16([1, 0])).worst == (1,)
+
+
+class LastRuns:
+    """Rounding changes the first element, as the last disturbed runs show, and no others."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def reach(
+        self, place: Any, any_row: bool = False, runs: Sequence[int] = RUNS
+    ) -> Iterator[np.ndarray]:
+        for count in runs:
+            yield np.where((np.arange(self.size) == 0) & (count > RUNS[-1]), np.inf, 0.0)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.bool_])
+def test_few_integers_that_differ_are_measured_by_more_runs(kind: type) -> None:
+    """A step that one run in four takes is missed by 16 of them in one model of a hundred."""
+
+    def found(wrong: list[int], size: int) -> Difference:
+        expected = np.zeros(size, kind)
+        given = expected.copy()
+        given[wrong] = 1
+        tolerance = {"y": Tolerance(0.0, 0.0, LastRuns(size))}
+        (difference,) = compare_outputs({"y": given}, {"y": expected}, tolerance)
+        return difference
+
+    assert found([0], 1).ok
+    assert found([0], 200).ok
+    assert not found([1], 200).ok
+    assert found([0, 1], 200).worst == (1,)
+    assert not found([0, 1, 2], 200).ok
 
 
 def test_integers_that_rounding_decides_are_excused_only_where_asked_for() -> None:

@@ -169,9 +169,12 @@ def _compare_exactly(
 ) -> Difference:
     unequal = a != b
     if tolerance.spread is not None and unequal.any():
-        for reach in tolerance.spread.reach(place, any_row):
-            unequal = (a != b) & (reach == 0 if reach.shape == a.shape else True)
-            if not unequal.any():
+        for runs in (RUNS, MORE_RUNS):
+            for reach in tolerance.spread.reach(place, any_row, runs):
+                unequal = (a != b) & (reach == 0 if reach.shape == a.shape else True)
+                if not unequal.any():
+                    break
+            if not _few(unequal):
                 break
     wrong = np.argwhere(unequal)
     if len(wrong) == 0:
@@ -180,6 +183,11 @@ def _compare_exactly(
     return Difference(
         place, f"{len(wrong)} of {a.size} differ", tolerance, worst=at, given=a[at], expected=b[at]
     )
+
+
+def _few(wrong: Array) -> bool:
+    """Tell whether so few steps differ that few disturbed runs may have missed them by chance."""
+    return 0 < int(np.count_nonzero(wrong)) <= max(1, wrong.size // 100)
 
 
 def _compare_numbers(
@@ -200,7 +208,8 @@ def _compare_numbers(
                 share = np.where(np.isinf(reach) & numbers, 0.0, _share(error, bound + reach))
                 if share.max() <= 1:
                     break
-            if not 1 < share.max() <= NEAR:
+            rare = a.dtype.kind in "iub" and _few(share > 1)
+            if not (rare or 1 < share.max() <= NEAR):
                 break
     if share.size == 0 or error.max() == 0:
         empty = x.size > 0 and bool(np.isnan(x).all())

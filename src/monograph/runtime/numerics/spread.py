@@ -14,8 +14,10 @@ The reference runs again with every value disturbed by what a correct implementa
   the largest number, except in an output: kernels keep f32 between two ops.
 
 Elements that are whole numbers keep their value unless they are sums or limits of a function: sizes
-and positions are exact. The root mean square of the movement over a few runs is the *spread* of an
-element ([ADR 16](docs/adr/0016-tolerances-are-per-element.md)).
+and positions are exact. Where the result of a function, or of any op in a narrow type, is whole by
+rounding alone, ops that make steps of it read it disturbed. The root mean square of the movement
+over a few runs is the *spread* of an element
+([ADR 16](docs/adr/0016-tolerances-are-per-element.md)).
 """
 
 from __future__ import annotations
@@ -30,11 +32,26 @@ import ml_dtypes
 import numpy as np
 
 from monograph.errors import MonographError
-from monograph.ir import Array, Constant, DType, Graph, Op, TensorType, Value, from_numpy, subgraphs
+from monograph.ir import (
+    Array,
+    Constant,
+    DType,
+    Graph,
+    Narrowing,
+    Op,
+    TensorType,
+    Value,
+    from_numpy,
+    subgraphs,
+)
 from monograph.ir.dtype import bf16, f16, f64
 from monograph.ir.evaluate import apply
 from monograph.ir.op import STRUCTURE
+from monograph.ops.base import Comparison, Elementwise, ViewOp
+from monograph.ops.cast import Cast
 from monograph.ops.deferred import Deferred
+from monograph.ops.elementwise import Mod
+from monograph.ops.functions import Rounding
 from monograph.ops.linear import Dot
 from monograph.program.fusion.op_classes import coded
 from monograph.program.legalise.lower_random import draws
@@ -233,6 +250,8 @@ class _Noise:
         self._generator = np.random.default_rng(seed)
         self._sign, self._base = sign, base
         self._tf32, self._narrowed, self._coded = tf32, narrowed, coded_error
+        self._landed: dict[Value, Array] = {}
+        """True where an element is whole only because it was rounded."""
 
     def _draw(self, shape: tuple[int, ...]) -> Array:
         """Independent numbers of mean 0 and variance 1; uniform ones, which are quick to draw."""
@@ -245,7 +264,9 @@ class _Noise:
         return self._scaled(x, size) if size and _is_float(x) else x
 
     def operands(self, value: Value, arguments: list[Any]) -> list[Any]:
-        """The operands of a sum, moved as its roundings move it."""
+        """The operands of a sum, moved as its roundings move it; of a step, by their own."""
+        if _steps(value.op):
+            arguments = [self._doubted(v, x) for v, x in zip(value.inputs, arguments, strict=True)]
         if self._sign < 0 and value.op.summed_power() > 1:
             arguments = [_without_lost(x, value.op.summed_power()) for x in arguments]
         size = self._backward(value, _terms(value, arguments))
@@ -268,6 +289,14 @@ class _Noise:
             x = wide(arguments[1])
             result[1] = _cast(x + F32_EPSILON * self._draw(x.shape), arguments[1].dtype)
         return result
+
+    def _doubted(self, value: Value, x: Any) -> Any:
+        """An operand of a step, moved where it is whole by rounding alone."""
+        landed = self._landed.get(value)
+        if landed is None or landed.shape != np.shape(x):
+            return x
+        moved = self._scaled(x, epsilon(value.tensor.dtype))
+        return np.where(landed, moved, x.astype(moved.dtype))
 
     def _backward(self, value: Value, terms: int) -> tuple[float, float]:
         """Return the errors of operands: relative to each element, and to rows of the left one."""
@@ -305,6 +334,8 @@ class _Noise:
         if not _is_float(result):
             return self._step(value, result, operands) if value in self._base.quantised else result
         if not value.op.rounds:
+            if isinstance(value.op, ViewOp) and value.inputs[0] in self._landed:
+                self._landed[value] = value.op.reference(self._landed[value.inputs[0]])
             return _cast(result, dtype.numpy)
         size = epsilon(dtype)
         if value.op.same_signs or value.op.sums_constants:
@@ -316,6 +347,8 @@ class _Noise:
             return moved
         y = wide(result)
         whole = (np.rint(y) == y) & (np.abs(y) < 1 / (16 * size))
+        if _may_become_whole(value.op, dtype) and (whole & (y != 0)).any():
+            self._landed[value] = whole & (y != 0) & (y != _unrounded(value, operands))
         return np.where(whole, _cast(result, dtype.numpy), moved)
 
     def kept(self, value: Value, moved: Any, operands: list[Any]) -> Any:
@@ -407,6 +440,20 @@ def _without_lost(x: Any, power: int) -> Any:
         return x
     limits = np.finfo(np.float64 if x.dtype == np.float64 else np.float32)
     return np.where(np.abs(wide(x)) < float(limits.tiny) ** (1 / power), x.dtype.type(0), x)
+
+
+def _steps(op: Op) -> bool:
+    """Return True for ops that make a whole step of the smallest difference."""
+    integers = isinstance(op, Cast) and not op.to.is_float
+    return integers or isinstance(op, (Rounding, Mod, Comparison))
+
+
+def _may_become_whole(op: Op, to: DType) -> bool:
+    """Return True if rounding may make whole numbers of others that kernels have.
+
+    Kernels keep f32 between two ops, and a function is not rounded to the nearest number.
+    """
+    return isinstance(op, Elementwise) and (to.bits < 32 or op.narrowing is Narrowing.KEPT)
 
 
 def _unrounded(value: Value, operands: Sequence[Any]) -> Array:

@@ -64,7 +64,8 @@ TF32_EPSILON = 2.0**-10
 RUNS = (2, 8, 16)
 """Disturbed runs in all: each next number where the one before leaves an element unexplained."""
 MORE_RUNS = (64,)
-"""The runs where the worst element is near: a few among many thousands move too little in 16."""
+"""The runs where the worst element is near, or few elements of integers and strings differ: a few
+among many thousands move too little in 16."""
 NEAR = 2.0
 """The largest share of the tolerance that is near."""
 _LEVELS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-8}
