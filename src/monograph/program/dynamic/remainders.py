@@ -5,7 +5,7 @@ Their inputs have the sizes that a run has found, as numbers or as open sizes of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,9 @@ from monograph.ir import (
     evaluate,
     from_numpy,
     known,
+    subgraphs,
 )
+from monograph.ir.dtype import boolean
 from monograph.ops.control import If, Loop
 from monograph.ops.deferred import settle
 from monograph.program.dynamic.resize import Change, resized_op
@@ -52,9 +54,22 @@ def remainder(cut: StageSplit, arguments: Mapping[Value, Value], change: Change)
 def turn(body: Graph, arguments: tuple[Value, ...], change: Change) -> Graph:
     """Return the body of a loop on arguments: inputs, or constants."""
     builder = _Builder(change, dict(zip(body.inputs, arguments, strict=True)))
+    builder.unfolded = conditions_of(body)
     builder.build(body.values)
     outputs = tuple((f"~{i}", builder.argument(v)) for i, (_, v) in enumerate(body.outputs))
     return builder.graph(arguments, outputs, body)
+
+
+def conditions_of(body: Graph) -> set[Value]:
+    """Return the comparisons of numbers that only the condition of a loop depends on.
+
+    The last turn of a loop up to some size would need code of its own if they were folded.
+    """
+    others = Graph(body.inputs, body.outputs[1:])
+    found = set(body.values).difference(others.values)
+    if any(subgraphs(v.op) for v in found):
+        return set()
+    return {v for v in found if isinstance(v.type, TensorType) and v.dtype == boolean}
 
 
 def settled(graph: Graph) -> Graph:
@@ -84,6 +99,8 @@ class _Builder:
     made: dict[Value, Value]
     several: dict[Value, tuple[Value, ...]] = field(default_factory=dict)
     """The results of ops that have become several values."""
+    unfolded: Collection[Value] = ()
+    """Values that are computed although open sizes decide them: no guard is needed."""
 
     def build(self, values: tuple[Value, ...]) -> None:
         for value in values:
@@ -115,7 +132,7 @@ class _Builder:
         if isinstance(results, tuple):
             self.several[value] = tuple(map(_folded, results))
         else:
-            self.made[value] = _folded(results)
+            self.made[value] = results if value in self.unfolded else _folded(results)
 
     def _settled(self, op: Op, inputs: tuple[Value, ...]) -> Value | tuple[Value, ...]:
         """Apply an op to better known inputs: the branch that is taken, the op without deferral."""

@@ -51,7 +51,8 @@ class HostLoop:
         formals = [Formal(f"~{i}", t) for i, t in types if i not in self._constants]
         self._names = [f.name for f in formals]
         self._places = [int(n[1:]) for n in self._names]
-        self._part = OpenPart(formals, [False] * len(formals), self._turn, compiler, KEPT_TURNS)
+        none = [False] * len(formals)
+        self._part = OpenPart(formals, none, self._turn, compiler, KEPT_TURNS, grows=True)
         self._lock = ForkLock()
         self._ready: tuple[tuple[int, ...], dict[tuple[Any, ...], _Turn]] = ((), {})
         self.launches = 0

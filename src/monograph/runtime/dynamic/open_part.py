@@ -118,9 +118,13 @@ class OpenPart:
         build: Callable[[tuple[Value, ...], Change], Graph],
         compiler: PartCompiler,
         kept: int,
+        grows: bool = False,
     ) -> None:
-        """kept: the most programs for one set of sizes that are kept."""
+        """kept: the most programs for one set of sizes that are kept. grows: sizes are expected to
+        grow, so that one of 1 is not taken for a constant.
+        """
         self.kept = kept
+        self._grows = grows
         self.compiled = 0
         """The number of compilations."""
         self._formals = tuple(zip(formals, decides, strict=True))
@@ -164,8 +168,11 @@ class OpenPart:
         numbers = {name: tuple(n for _, n in pairs) for name, pairs in named.items()}
         numbers["sizes"] = tuple(sizes.values())
         made = self._open(group, numbers)
+        ones = any(1 in given for given in numbers.values())
+        if made is None and self._grows and ones and not group.codes:
+            made = self._compile_open(group, data, named, numbers, sizes, least=1)
         if made is None and not group.exact_reason and len(group.codes) < MOST_VARIANTS:
-            made = self._compile_open(group, data, named, numbers, sizes)
+            made = self._compile_open(group, data, named, numbers, sizes, least=LEAST)
         if made is not None:
             self._bound[key] = made
             while len(self._bound) > MOST_BOUND:
@@ -193,15 +200,21 @@ class OpenPart:
         named: Mapping[str, tuple[tuple[Dim, int], ...]],
         numbers: Shapes,
         sizes: Sizes,
+        least: int,
     ) -> Executable | None:
+        """Compile code for these numbers and others; None if there is none.
+
+        least: the least number that becomes an open size. The code for one of 1 is made for more,
+        so it may not fit.
+        """
         scope = SizeScope(1)
         symbols: dict[tuple[Dim, int], int] = {}
 
         def size(name: Dim, number: int) -> int:
-            if not LEAST <= number <= MOST:
+            if not least <= number <= MOST:
                 return number
             if (name, number) not in symbols:
-                symbols[name, number] = scope.symbol(str(name), number)
+                symbols[name, number] = scope.symbol(str(name), max(number, LEAST))
             return symbols[name, number]
 
         shapes = {name: tuple(size(d, n) for d, n in pairs) for name, pairs in named.items()}
@@ -213,6 +226,8 @@ class OpenPart:
         except InferError:
             return None  # sizes that the part cannot take, as exact code will tell
         except MonographError as e:
+            if least < LEAST:
+                return None
             _log.info("a part is compiled for each set of sizes: %s", e)
             group.exact_reason = e.message
             return None
@@ -222,7 +237,8 @@ class OpenPart:
         self.compiled += 1
         group.codes.append(code)
         made = self._open(group, numbers)
-        assert made is not None, "code is valid for the sizes that it was compiled for"
+        if least == LEAST:
+            assert made is not None, "code is valid for the sizes that it was compiled for"
         return made
 
     def _compile_exact(
