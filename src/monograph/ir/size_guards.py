@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 Bounds: TypeAlias = tuple[float, float]
 """The least and greatest value, infinite where there is none."""
+_OWN = __name__.removesuffix("_guards")
+"""The beginning of the names of the modules about sizes."""
 
 
 @dataclass
@@ -44,10 +46,10 @@ def described(guard: SizeGuard) -> str:
     return f"{' and '.join(parts)} ({guard.reason})"
 
 
-def asker(*within: str) -> str:
-    """Return the function that asked for a decision: the first one outside of some files."""
+def asker() -> str:
+    """Return the function that asked for a decision: the first one that is not about sizes."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename in (__file__, *within):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
         frame = frame.f_back
     if frame is None:
         return "unknown"
