@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from monograph.ir.sizes import SizeScope
     from monograph.model import Model
     from monograph.runtime.cache.package import Package
-    from monograph.runtime.dynamic import staged
+    from monograph.runtime.dynamic.stage_compiler import Compiler
 
 _READS = ("monograph.frontend.onnx.tensors", "monograph.model")
 _COMPILES = (*REWRITES, "monograph.runtime.cpu.executable", "monograph.runtime.dynamic.staged")
@@ -272,7 +272,7 @@ class Bindings:
         with self._lock:
             return [e for _, e in self.kept.items()]
 
-    def compiler(self) -> staged.Compiler:
+    def compiler(self) -> Compiler:
         """Return what compiles the stages of a graph for the CPU."""
         if not isinstance(self.target, CpuBackend):
             raise ConfigError('only target="cpu" has a CPU compiler', given=self._config.target)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from monograph.ir.sizes import SizeScope
     from monograph.program.dynamic.batch_axis import BatchProof
-    from monograph.runtime.dynamic import staged
+    from monograph.runtime.dynamic.stage_compiler import Compiler
     from monograph.runtime.executable import Executable
     from monograph.runtime.gpu.cross_compiler import CrossCompiler
     from monograph.runtime.gpu.target import GpuBackend
@@ -261,7 +261,7 @@ class Session(Calls):
 
         return find_batch_axis(types, bind)
 
-    def compiler(self) -> staged.Compiler:
+    def compiler(self) -> Compiler:
         """Return what compiles the graphs of this session for the CPU."""
         return self._bindings.compiler()
 

@@ -29,7 +29,9 @@ from monograph.errors import MonographError
 from monograph.ir import Graph, evaluate
 from monograph.program.legalise.lower_random import random_ops
 from monograph.runtime.cpu import executable as runtime
-from monograph.runtime.dynamic.staged import Compiler, Executable, compile_stages
+from monograph.runtime.dynamic.stage_compiler import Compiler
+from monograph.runtime.dynamic.staged import compile_stages
+from monograph.runtime.executable import Executable
 from monograph.runtime.numerics.bisect import first_wrong
 from tests.cpu import sweep_cases
 from tests.cpu.emit.scalar_kernels import instruction_sets

@@ -23,7 +23,7 @@ from monograph.program.lowering import lower
 from monograph.runtime.cpu import executable as runtime
 from monograph.runtime.cpu.executable import compile_graph
 from monograph.runtime.cpu.instrumented import SteppedRun, TimedRun, compile_stepped, compile_timed
-from monograph.runtime.dynamic.staged import Compiler
+from monograph.runtime.dynamic.stage_compiler import Compiler
 from monograph.runtime.numerics.stepwise import StepChecker
 from tests.cpu.against import feeds_for
 from tests.samples import sample_graph

@@ -18,7 +18,8 @@ from monograph.ops.signal import Dft
 from monograph.ops.sort import NonZero
 from monograph.program.lowering import CPU_LOWERING, GPU_LOWERING
 from monograph.report.commands.launch_regions import launching_of
-from monograph.runtime.dynamic.staged import Compiler, compile_stages
+from monograph.runtime.dynamic.stage_compiler import Compiler
+from monograph.runtime.dynamic.staged import compile_stages
 from tests.program import inspected
 from tests.samples import sample_graph
 

@@ -11,7 +11,9 @@ import numpy as np
 from monograph.codegen.llvm.module.features import Features
 from monograph.ir import Graph, Op, Value, evaluate
 from monograph.runtime.cpu import executable as runtime
-from monograph.runtime.dynamic.staged import Compiler, Executable, compile_stages
+from monograph.runtime.dynamic.stage_compiler import Compiler
+from monograph.runtime.dynamic.staged import compile_stages
+from monograph.runtime.executable import Executable
 from tests.cpu.against import agree
 from tests.cpu.indexing.moving import host
 from tests.samples import sample_graph

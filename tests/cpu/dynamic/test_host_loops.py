@@ -25,7 +25,8 @@ from monograph.ops.reduce import ReduceSum
 from monograph.ops.shape import Concat, Reshape
 from monograph.runtime.cpu.instrumented import compile_stepped
 from monograph.runtime.dynamic import host_loop, open_part
-from monograph.runtime.dynamic.staged import Compiler, StagedExecutable
+from monograph.runtime.dynamic.stage_compiler import Compiler
+from monograph.runtime.dynamic.staged import StagedExecutable
 from monograph.runtime.numerics.stepwise import StepChecker
 from tests.cpu.dynamic.staging import body, compiled, matches
 from tests.cpu.indexing.moving import THREADS, host

@@ -23,7 +23,7 @@ from monograph.runtime.target import Target
 
 if TYPE_CHECKING:
     from monograph.ir.sizes import SizeScope
-    from monograph.runtime.dynamic.staged import Compiler
+    from monograph.runtime.dynamic.stage_compiler import Compiler
     from monograph.runtime.shape_code import ShapeCode
 
 
@@ -49,7 +49,7 @@ class CpuBackend(Target):
 
     def compiler(self) -> Compiler:
         """Return what compiles the stages of a graph."""
-        from monograph.runtime.dynamic.staged import Compiler
+        from monograph.runtime.dynamic.stage_compiler import Compiler
 
         return Compiler(
             choose_features(self._config.cpu_isa),

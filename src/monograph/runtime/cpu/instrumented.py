@@ -29,7 +29,8 @@ from monograph.program.program import Program, Step
 from monograph.runtime.cpu.executable import CpuExecutable, RunState, object_code, useful_threads
 from monograph.runtime.cpu.launch import fresh
 from monograph.runtime.cpu.native import NativeCode
-from monograph.runtime.dynamic.staged import Compiler, compile_open, compile_stages
+from monograph.runtime.dynamic.stage_compiler import Compiler
+from monograph.runtime.dynamic.staged import compile_open, compile_stages
 from monograph.runtime.executable import Executable
 from monograph.runtime.shape_code import ShapeCode, Shapes
 

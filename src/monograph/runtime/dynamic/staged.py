@@ -2,192 +2,41 @@
 
 The rest is compiled for the shapes that the data gave, and kept for runs that give the same. The
 executable counts these compilations. The host runs loops that no program can hold between the two
-(`host_loop.py`). A program on complex numbers runs on pairs of real ones, views of the same memory.
+(`host_loop.py`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from monograph.codegen.llvm.module.features import Features
-from monograph.codegen.llvm.module.select import CpuTarget
 from monograph.errors import ExecutionError, UnsupportedError
-from monograph.ir import Array, DType, Graph, Input, Item, TensorType, Type, Value
-from monograph.ir.dtype import COMPLEX
+from monograph.ir import Graph, Input, Item, TensorType, Value
 from monograph.ir.size_expressions import Symbol, evaluate
 from monograph.ir.sizes import SizeScope, is_open
 from monograph.ir.types import holds_open
 from monograph.program.dynamic.remainders import remainder
 from monograph.program.launch_regions import stops
-from monograph.program.legalise.lower_complex import real_of
-from monograph.program.lowering import Lowered, LoweringTarget, lower
+from monograph.program.lowering import Lowered, lower
 from monograph.program.program import Program, Step
-from monograph.runtime.cache.object_cache import DiskCache
-from monograph.runtime.counts import Counts, RunCounters, why_staged
-from monograph.runtime.cpu.any_shape import AnyShape, compile_open_program
-from monograph.runtime.cpu.executable import CpuExecutable, compile_lowered
+from monograph.runtime.counts import Counts, why_staged
 from monograph.runtime.cpu.launch import NativeExecutable, fresh
+from monograph.runtime.dynamic.complex_pairs import ComplexExecutable
 from monograph.runtime.dynamic.host_loop import HostLoop
 from monograph.runtime.dynamic.open_part import OpenPart, Sizes, formal
-from monograph.runtime.executable import (
-    Executable,
-    Feeds,
-    Outputs,
-    WrappedExecutable,
-    constant_bytes,
-)
+from monograph.runtime.dynamic.stage_compiler import Compiling
+from monograph.runtime.executable import Executable, Feeds, Outputs, constant_bytes
 from monograph.runtime.forking import ForkLock
 from monograph.runtime.outputs import NOTHING, deliver
-from monograph.runtime.progress import Progress, silent
 from monograph.runtime.shape_code import ShapeCode, Shapes
-
-
-class ComplexExecutable(WrappedExecutable):
-    """An executable for the pairs, run on complex inputs and outputs."""
-
-    def __init__(self, graph: Graph, inner: Executable) -> None:
-        super().__init__(inner)
-        self._names = [name for name, _ in graph.outputs]
-        self._given = {
-            n: v.dtype
-            for n, v in zip(graph.input_names, graph.inputs, strict=True)
-            if _complex(v.type)
-        }
-        self._made = {n: v.dtype for n, v in graph.outputs if _complex(v.type)}
-
-    def __repr__(self) -> str:
-        return f"ComplexExecutable({self.inner!r})"
-
-    def run(self, feeds: Feeds, out: Feeds = NOTHING) -> Outputs:
-        parts = {n: _parts(x, self._given[n]) if n in self._given else x for n, x in feeds.items()}
-        results = zip(self._names, self.inner.run(parts), strict=True)
-        whole = [_whole(x, self._made[n]) if n in self._made else x for n, x in results]
-        return deliver(self._names, whole, out)
-
-    def artefact(self) -> None:
-        """Return None: its inputs are not those of the model."""
-
-
-def _complex(type_: Type) -> bool:
-    return isinstance(type_, TensorType) and type_.dtype.kind == COMPLEX
-
-
-def _parts(data: Array, dtype: DType) -> Array:
-    plain = np.ascontiguousarray(data, dtype.numpy)
-    return plain.reshape(-1).view(real_of(dtype).numpy).reshape(*data.shape, 2)
-
-
-def _whole(data: Array, dtype: DType) -> Array:
-    return np.ascontiguousarray(data).reshape(-1).view(dtype.numpy).reshape(data.shape[:-1])
-
 
 SMALL_ROOM = 1 << 20
 """Bytes that a result may keep although it does not fill them."""
-KEPT = 16
-"""Specialisations of what waits that a stage keeps."""
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """Compiles each stage of a graph for the CPU."""
-
-    features: Features
-    threads: int
-    cache: DiskCache | None = None
-    winograd: bool = True
-    optimise: Callable[[Graph], Graph] = lambda graph: graph
-    """Optimises a graph of known shapes for the target."""
-    kept: int = KEPT
-    progress: Progress = silent
-    rules: LoweringTarget = CpuTarget()  # noqa: RUF009
-    """The rules that graphs are lowered by."""
-    tally: RunCounters | None = None
-    """The counters of all executables; None if each counts for itself."""
-    checked: bool | None = None
-    """Check every access to memory; None follows the environment."""
-
-    def executable(self, program: Program) -> CpuExecutable:
-        made = compile_lowered(
-            program,
-            self.features,
-            self.threads,
-            self.cache,
-            self.winograd,
-            self.progress,
-            self.checked,
-        )
-        if self.tally is not None:
-            self.tally.watch(made)
-        return made
-
-    def recording(self) -> bool:
-        """Return False: only a GPU captures."""
-        return False
-
-    @property
-    def opens(self) -> bool:
-        """True if programs are compiled with open sizes."""
-        return True
-
-    def open_program(self, program: Program, scope: SizeScope, shapes: Shapes) -> AnyShape:
-        """Compile a program with open sizes, which are found from these numbers."""
-        made = compile_open_program(
-            program,
-            scope,
-            shapes,
-            self.features,
-            self.threads,
-            self.cache,
-            self.winograd,
-            self.progress,
-            self.checked,
-        )
-        if self.tally is not None:
-            made.counts = self.tally.of(made)
-        return made
-
-
-class Compiling(Protocol):
-    """A compiler of stages for one target."""
-
-    @property
-    def kept(self) -> int:
-        """The number of specialisations that a stage keeps."""
-
-    @property
-    def optimise(self) -> Callable[[Graph], Graph]:
-        """Optimises a graph of known shapes for the target."""
-
-    @property
-    def rules(self) -> LoweringTarget:
-        """The rules that graphs are lowered by."""
-
-    @property
-    def progress(self) -> Progress:
-        """Told of each piece of work."""
-
-    def recording(self) -> bool:
-        """Return True if the caller captures a graph; a run cannot wait for the device then."""
-
-    @property
-    def tally(self) -> RunCounters | None:
-        """The counters of all executables."""
-
-    def executable(self, program: Program) -> Executable:
-        """Compile a program."""
-
-    @property
-    def opens(self) -> bool:
-        """True if programs are compiled with open sizes; else for each set of sizes."""
-
-    def open_program(self, program: Program, scope: SizeScope, shapes: Shapes) -> ShapeCode:
-        """Compile a program with open sizes, which are found from these numbers."""
 
 
 @dataclass(frozen=True)
