@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from monograph.ir import Array
 from monograph.ir.size_expressions import Factor, Most, SizeExpression, SizeFloor, Symbol
@@ -27,21 +27,34 @@ _FLOOR, _MOST = "//", "max"
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
+class StoredProgram(Protocol):
+    """The code of a program for one target, whose sizes may be open."""
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The large constants by digest."""
+
+    def members(self, write: Number = ..., /) -> dict[str, Buffer]:
+        """Return the members by name, without the weights; `write` writes sizes."""
+
+
+P = TypeVar("P", bound=StoredProgram)
+
+
 @dataclass(frozen=True)
-class AnyShapeArtefact:
+class VariantArtefact(Generic[P]):
     """Compiled code for all sizes for which its guards hold, independent of its process."""
 
     scope: SizeScope
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
     """The shapes of the inputs, with open sizes."""
-    program: Artefact
-    """The native code; shapes and the arena of its layout have open sizes."""
+    program: P
     seconds: float = 0.0
     """The time that the compilation took."""
 
     @property
     def whole(self) -> bool:
-        """Return True: code for any shape is one function."""
+        """Return True: code for any shape is all that a run takes."""
         return True
 
     @property
@@ -52,6 +65,14 @@ class AnyShapeArtefact:
     def members(self) -> dict[str, Buffer]:
         """Return the members by name, without the weights."""
         return with_sizes(self.scope, self.shapes, self.seconds, self.program.members)
+
+    def timed(self, seconds: float) -> Self:
+        """Return the same code, whose compilation took this time."""
+        return replace(self, seconds=seconds)
+
+
+class AnyShapeArtefact(VariantArtefact[Artefact]):
+    """Native code for any shape; shapes and the arena of its layout have open sizes."""
 
     @staticmethod
     def of(members: Mapping[str, memoryview], weights: Weights) -> AnyShapeArtefact:

@@ -136,7 +136,7 @@ class AnyShape(ShapeCode):
 
     def stored(self, seconds: float) -> AnyShapeArtefact:
         """Return the artefact, with the time that its compilation took."""
-        self.artefact = replace(self.artefact, seconds=seconds)
+        self.artefact = self.artefact.timed(seconds)
         return self.artefact
 
     def adopt(self, stored: CompiledArtefact) -> None:
@@ -144,7 +144,7 @@ class AnyShape(ShapeCode):
         assert not self.workspaces, "workspaces hold the address of the constants"
         # The layout stays: its sizes are those of the own scope.
         program = replace(stored.program, layout=self.layout)
-        self.artefact = replace(self.artefact, program=program)
+        self.artefact = AnyShapeArtefact(self.scope, self.shapes, program, self.artefact.seconds)
 
     def executable(self, values: Mapping[Symbol, int]) -> AnyShapeExecutable:
         """Return what runs inputs of these sizes."""
