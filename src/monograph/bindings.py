@@ -10,16 +10,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from monograph.config import Config
 from monograph.errors import ConfigError, FeedError
-from monograph.ir import Array, Graph, TensorType
+from monograph.ir import Graph, TensorType
 from monograph.runtime.cache.store import (
     ArtefactReaders,
     CacheStore,
@@ -29,16 +26,17 @@ from monograph.runtime.cache.store import (
     open_store,
 )
 from monograph.runtime.cache.weights import MissingWeightsError
-from monograph.runtime.counts import OFF, RunCounters, why_not_one_launch
-from monograph.runtime.cpu.any_shape import AnyShape, AnyShapeExecutable
+from monograph.runtime.counts import OFF, RunCounters
+from monograph.runtime.cpu.any_shape import AnyShapeExecutable
 from monograph.runtime.cpu.backend import CpuBackend
 from monograph.runtime.cpu.background import why_no_process
 from monograph.runtime.cpu.stored_exact import ModelUse, StoredExactCode
 from monograph.runtime.cpu.tiers import TieredExecutable, Tiers
 from monograph.runtime.cpu.trim_memory import release_memory, release_soon
 from monograph.runtime.cpu.variants import Variants
-from monograph.runtime.executable import ANY_SHAPE, Executable
+from monograph.runtime.executable import Executable
 from monograph.runtime.fast_path import closed
+from monograph.runtime.feed_shapes import arrays_of, dtypes_of, without_data
 from monograph.runtime.feeds import ModelSignature, clashing_sizes
 from monograph.runtime.forking import ForkLock, import_whole
 from monograph.runtime.kept_executables import KeptExecutables, Key
@@ -190,7 +188,7 @@ class Bindings:
     def evaluated(self, feeds: dict[str, Any]) -> Graph:
         """Return the graph that the reference evaluates: one for all shapes, where that can be."""
         plain = self.model.imported and not self._config.optimise
-        shapes = {name: x.shape for name, x in _arrays(feeds).items()}
+        shapes = {name: x.shape for name, x in arrays_of(feeds).items()}
         inputs = self.signature.inputs
         # The graph for all shapes takes sizes of one name for one size.
         if plain and len(feeds) == len(inputs) and not clashing_sizes(inputs, shapes):
@@ -281,43 +279,20 @@ class Bindings:
     def save(self, path: Path) -> None:
         """Write what has been compiled so far into a package."""
         from monograph.runtime.cache.package import write_package
+        from monograph.runtime.cache.package_content import package_content
 
         with self._lock:
             made = self.kept.items()
         if not made:
             raise ConfigError("nothing has been compiled yet", hint="run the model once, then save")
-        artefacts = {}
-        for key, executable in made:
-            if self._in_variant(executable):
-                continue
-            artefact = executable.artefact()
-            if self.values_decide or artefact is None or not artefact.whole:
-                raise ConfigError(
-                    "the model cannot be saved: its native code is not all that a run takes",
-                    given=_parts_of(executable, self.values_decide),
-                    hint="only models that compile as a whole can be saved",
-                )
-            artefacts[key[0]] = artefact
         options = self.target.package_options(self._dims, self.donate)
         signature = self.signature
         if self._package is not None:  # whose options need not be given again
             options, signature = self._package.options, self._package.signature()
-        if not artefacts and self.target.enqueues:
-            raise ConfigError(
-                "a package has no code for any shape of a GPU",
-                hint='load the model with specialise="now", run it, then save',
-            )
-        # The same model gives the same file, however long its compilation took.
-        codes = (c.artefact for c in self.variants.codes if isinstance(c, AnyShape))
-        variants = [replace(artefact, seconds=0.0) for artefact in codes]
-        arch = self.target.architecture
-        write_package(path, signature, options, artefacts, variants, arch)
-
-    def _in_variant(self, executable: Executable) -> bool:
-        """Return True if a package holds the code of an executable as a variant, if at all."""
-        own = executable.inner if isinstance(executable, TieredExecutable) else executable
-        on_gpu = self.target.enqueues and executable.tier == ANY_SHAPE
-        return on_gpu or isinstance(own, AnyShapeExecutable)
+        content = package_content(
+            made, self.variants.codes, on_gpu=self.target.enqueues, values_decide=self.values_decide
+        )
+        write_package(path, signature, options, *content, self.target.architecture)
 
     @property
     def packaged(self) -> bool:
@@ -340,7 +315,7 @@ class Bindings:
             return None
         self._progress("load", 0, 1)
         try:
-            made = self.target.load(artefact, _compiler(self._given, shapes, _dtypes(feeds)))
+            made = self.target.load(artefact, _compiler(self._given, shapes, dtypes_of(feeds)))
         except MissingWeightsError:
             return None
         self.found += 1
@@ -372,7 +347,7 @@ class Bindings:
         if stored is None:
             return made
         if isinstance(made, CpuExecutable):
-            made.adopt(stored, _compiler(self._given, shapes, _dtypes(feeds)))
+            made.adopt(stored, _compiler(self._given, shapes, dtypes_of(feeds)))
         if all(isinstance(p.type, TensorType) and p.type.is_static for p in self.signature.inputs):
             # There will be no other shapes; what else is asked of the model, it is read for again.
             self._model = None
@@ -399,13 +374,13 @@ class Bindings:
             self.tally.watch(made)
         if self.tiers is None:
             return made
-        return TieredExecutable(made, shapes, _dtypes(feeds), self.tiers)
+        return TieredExecutable(made, shapes, dtypes_of(feeds), self.tiers)
 
     def compile_exact(self, shapes: Shapes, dtypes: Mapping[str, str]) -> None:
         """Compile exact code for a set of shapes and store it, but do not keep it here."""
         with self._lock:
             if self._store is None or not self._store.has(shapes):
-                self._find_or_compile(_without_data(shapes, dtypes))
+                self._find_or_compile(without_data(shapes, dtypes))
 
     def _why_one_tier(self, use: ModelUse) -> str:
         """Return why nothing is specialised in the background; "" if something may be."""
@@ -453,7 +428,7 @@ class Bindings:
 
     def _key(self, feeds: dict[str, Any]) -> Key:
         """Return the key of a graph: the shapes of inputs, and the values that decide ranks."""
-        arrays = _arrays(feeds)
+        arrays = arrays_of(feeds)
         shapes = tuple((name, x.shape) for name, x in arrays.items())
         if not self.values_decide:
             return (shapes,)
@@ -463,40 +438,17 @@ class Bindings:
 
     def _shapes(self, feeds: dict[str, Any]) -> Shapes | None:
         """Return the shapes of inputs; None if values decide what is compiled too."""
-        arrays = _arrays(feeds)
+        arrays = arrays_of(feeds)
         if self.values_decide or len(arrays) != len(feeds):
             return None
         return {name: x.shape for name, x in arrays.items()}
-
-
-def _parts_of(executable: Executable, values_decide: bool) -> str:
-    """Return why an executable is more than one function, in the words of `inspect`."""
-    if values_decide:
-        return "what inputs hold decides shapes"
-    if reason := why_not_one_launch(executable):
-        return reason
-    return "complex inputs, outputs without memory of their own, or no code for a device"
 
 
 def _compiler(
     given: tuple[Any, ...], shapes: Shapes, dtypes: Mapping[str, str]
 ) -> Callable[[], Executable]:
     """Return a function that compiles from the model file what was found on disk."""
-    return lambda: Bindings(*given).compiled(_without_data(shapes, dtypes))
-
-
-def _without_data(shapes: Shapes, dtypes: Mapping[str, str]) -> dict[str, Any]:
-    """Return arrays that take no memory: only their shapes matter."""
-    return {n: np.broadcast_to(np.zeros((), dtypes[n]), shape) for n, shape in shapes.items()}
-
-
-def _dtypes(feeds: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of the element types of feeds."""
-    return {n: x.dtype.name if x.dtype.isbuiltin == 2 else x.dtype.str for n, x in feeds.items()}
-
-
-def _arrays(feeds: Mapping[str, Any]) -> dict[str, Array]:
-    return {name: x for name, x in feeds.items() if isinstance(x, np.ndarray)}
+    return lambda: Bindings(*given).compiled(without_data(shapes, dtypes))
 
 
 def _used(kept: OrderedDict[Key, T], key: Key, limit: int) -> T:
