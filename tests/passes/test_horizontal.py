@@ -2,90 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from monograph.codegen.llvm.module.select import CpuTarget
-from monograph.ir import Array, Graph, Value, constant, dtype, verify
-from monograph.ops.composite import LayerNorm, RmsNorm, Softmax
-from monograph.ops.conv import Conv
-from monograph.ops.elementwise import Abs, Add, Clip, Exp, Mul, Neg, Sigmoid, Sub, Tanh
-from monograph.ops.index import Gather
+from monograph.ir import Value, constant
+from monograph.ops.composite import RmsNorm, Softmax
+from monograph.ops.elementwise import Abs, Add, Exp, Mul, Neg, Sigmoid, Sub, Tanh
 from monograph.ops.linear import Dot
-from monograph.ops.quant import Dequantize
-from monograph.ops.reduce import ReduceMax, ReduceSum
-from monograph.ops.shape import Reshape, Slice, Transpose
-from monograph.passes.base import Environment, Pass, run_pass
-from monograph.passes.horizontal.batch_towers import BatchTowers
-from monograph.passes.horizontal.fuse_shared_input import FuseEmbeddings, FuseSharedInput
-from monograph.passes.horizontal.hoist_slices import HoistRows
 from monograph.pipeline import optimise
-from monograph.program.lowering import lower
-from monograph.rewrite import CPU_COST, GPU_COST, CostModel
+from monograph.rewrite import CPU_COST, GPU_COST
 from tests.cpu.against import check as check_cpu
-from tests.rules.checks import check_numbers, graph_of, value
-
-rng = np.random.default_rng(0)
-Step = Callable[[Value], Value]
-relu = Clip(lo=0.0)
-
-
-def weight(*shape: int, kind: str = "f32") -> Value:
-    return constant(rng.normal(size=shape).astype(dtype(kind).numpy))
-
-
-def silu(x: Value) -> Value:
-    return Mul()(x, Sigmoid()(x))
-
-
-def norm(x: Value) -> Value:
-    width = x.tensor.static[-1]
-    return LayerNorm((-1,))(x, weight(width), weight(width))
-
-
-def root_norm(x: Value) -> Value:
-    return RmsNorm((-1,))(x, weight(x.tensor.static[-1]))
-
-
-def layer(x: Value, width: int, kind: str = "f32") -> Value:
-    return Add()(Dot()(x, weight(x.tensor.static[-1], width, kind=kind)), weight(width, kind=kind))
-
-
-def tower(x: Value, widths: Sequence[int], *steps: Step) -> Value:
-    """Layers of these widths, and steps after all but the last."""
-    for i, width in enumerate(widths):
-        x = layer(x, width)
-        if i < len(widths) - 1:
-            for step in steps:
-                x = step(x)
-    return x
-
-
-def fuse(
-    before: Graph, *passes: Pass, cost: CostModel = CPU_COST, exact: bool = False
-) -> tuple[Graph, list[str]]:
-    """The graph after the passes, checked, and the reasons of all rewrites that declined."""
-    environment = Environment(cost)
-    after = before
-    for step in passes or (BatchTowers(), FuseSharedInput()):
-        after = verify(run_pass(step, after, environment))
-    check_numbers(before, after, exact=exact)
-    misses = environment.trace.misses.values()
-    return after, [m.reason for found in misses for m in found]
-
-
-def count(graph: Graph, *names: str) -> list[int]:
-    found = Counter(v.op.name for v in graph.values)
-    return [found[n] for n in names]
-
-
-def kernels(graph: Graph, cost: CostModel = CPU_COST) -> int:
-    """The kernels of a graph behind the whole pipeline."""
-    return len(lower(optimise(graph, environment=Environment(cost)), CpuTarget()).whole.steps)
-
+from tests.passes.towers import (
+    Step,
+    count,
+    fuse,
+    kernels,
+    layer,
+    norm,
+    relu,
+    root_norm,
+    silu,
+    tower,
+    weight,
+)
+from tests.rules.checks import graph_of, value
 
 # Norms and softmax between layers
 
@@ -329,228 +271,3 @@ def test_operands_of_a_difference_keep_their_order() -> None:
     pairs = [Sub()(bias, Dot()(x, weight(16, 8))), Sub()(Dot()(x, weight(16, 8)), bias)]
     after, _ = fuse(graph_of(*(layer(v, 4) for v in pairs)))
     assert count(after, "sub") == [2]
-
-
-# Weights of few bits
-
-
-def coded(k: int, n: int, codes: str, form: str, size: int = 4) -> Value:
-    """Weights [k, n] as codes with one scale, one for each column, or one for each block."""
-    by_column = form.startswith("transposed")
-    shape = (n, k) if by_column else (k, n)
-    block, axis = 0, None
-    scales: tuple[int, ...] = ()
-    if form.endswith("blocks"):
-        block, axis = size, 1 if by_column else 0
-        scales = (n, -(-k // size)) if by_column else (-(-k // size), n)
-    elif form.endswith("columns"):
-        axis, scales = (0 if by_column else 1), (n,)
-    given: list[Array] = [
-        rng.integers(0, 8, shape),
-        rng.random(scales) / 4,
-        rng.integers(0, 8, scales),
-    ]
-    kinds = (dtype(codes), dtype("f32"), dtype(codes))
-    data = [constant(np.asarray(g).astype(t.numpy)) for g, t in zip(given, kinds, strict=True)]
-    made = Dequantize(dtype("f32"), axis, block)(*data)
-    return Transpose((1, 0))(made) if by_column else made
-
-
-FORMS = ["blocks", "transposed blocks", "columns", "transposed columns", "scalar"]
-
-
-def coded_tower(x: Value, widths: Sequence[int], codes: str, form: str, size: int = 4) -> Value:
-    for width in widths:
-        weights = coded(x.tensor.static[-1], width, codes, form, size)
-        x = silu(Add()(Dot()(x, weights), weight(width)))
-    return x
-
-
-@pytest.mark.parametrize("codes", ["i8", "u8", "u4", "i4"])
-@pytest.mark.parametrize("form", FORMS)
-def test_towers_of_codes_are_batched(codes: str, form: str) -> None:
-    x = value("f32[2, 16]")
-    before = graph_of(*(coded_tower(x, [8, 8, 8], codes, form) for _ in range(4)))
-    after, _ = fuse(before)
-    assert count(before, "dot") == [12]
-    assert count(after, "dot", "dequantize", "sigmoid") == [3, 3, 3]
-    # One kernel per layer, and a copy for each output.
-    assert kernels(before) == 3 + 4
-
-
-@pytest.mark.parametrize("codes", ["i8", "u4"])
-@pytest.mark.parametrize("form", FORMS)
-def test_stacked_codes_run_on_the_cpu(codes: str, form: str) -> None:
-    x = value("f32[2, 16]")
-    check_cpu(fuse(graph_of(*(coded_tower(x, [8, 5], codes, form) for _ in range(3))))[0])
-
-
-@pytest.mark.parametrize(
-    ("shape", "width"), [("[1, 12]", 40), ("[5, 12]", 1), ("[2, 3, 12]", 5), ("[40, 12]", 32)]
-)
-def test_stacked_codes_of_odd_sizes(shape: str, width: int) -> None:
-    x = value(f"f32{shape}")
-    before = graph_of(*(coded_tower(x, [width, width], "u4", "blocks") for _ in range(3)))
-    after, _ = fuse(before)
-    assert count(after, "dot") == [2]
-    check_cpu(after)
-
-
-def test_stacked_codes_multiply_integers_where_the_file_permits() -> None:
-    x = value("f32[2, 64]")
-    op = Dot(None, 8)
-
-    def made(v: Value) -> Value:
-        return silu(op(v, coded(64, 64, "u4", "transposed blocks", 32)))
-
-    before = graph_of(*(made(made(x)) for _ in range(3)))
-    after, _ = fuse(before)
-    assert count(after, "dot") == [2]
-    check_cpu(after)
-
-
-def test_codes_of_other_types_stay_apart() -> None:
-    x = value("f32[2, 16]")
-    towers = [coded_tower(x, [8, 8], c, f) for c, f in (("u4", "blocks"), ("u8", "blocks"))]
-    towers.append(coded_tower(x, [8, 8], "u4", "columns"))
-    after, _ = fuse(graph_of(*towers))
-    assert count(after, "dot") == [6]
-
-
-# Reductions over slices
-
-
-def cut(x: Value, start: int, stop: int) -> Value:
-    sizes = x.tensor.static
-    starts, stops = (0,) * (len(sizes) - 1), sizes[:-1]
-    return Slice((*starts, start), (*stops, stop), (1,) * len(sizes))(x)
-
-
-REDUCTIONS = [
-    ReduceSum((-1,)),
-    ReduceSum((-1,), True),
-    ReduceMax((-1,)),
-    ReduceSum((0,)),
-    Softmax(-1),
-]
-
-
-@pytest.mark.parametrize("op", REDUCTIONS, ids=str)
-@pytest.mark.parametrize("parts", [2, 3, 12])
-def test_reductions_of_slices_become_one(op, parts: int) -> None:
-    x = value("f32[2, 12]")
-    width = 12 // parts
-    before = graph_of(*(Exp()(op(Neg()(cut(x, i, i + width)))) for i in range(0, 12, width)))
-    after, _ = fuse(before, HoistRows())
-    assert count(after, op.name, "neg", "exp") == [1, 1, 1]
-    assert run_pass(HoistRows(), after, Environment()) == after
-    assert kernels(before) < 2 * parts + 1
-    check_cpu(optimise(before))
-
-
-def test_norms_of_slices_take_their_own_scales() -> None:
-    x = value("f32[2, 12]")
-    after, _ = fuse(graph_of(*(norm(cut(x, i, i + 4)) for i in (0, 4, 8))), HoistRows())
-    assert count(after, "layer_norm") == [1]
-
-
-def test_a_reduction_along_another_axis_takes_slices_of_any_width() -> None:
-    x = value("f32[2, 12]")
-    ranges = ((0, 5), (5, 6), (6, 12))
-    after, _ = fuse(graph_of(*(ReduceSum((0,))(cut(x, a, b)) for a, b in ranges)), HoistRows())
-    assert count(after, "reduce_sum") == [1]
-
-
-@pytest.mark.parametrize(
-    ("ranges", "reason"),
-    [
-        (((0, 5), (5, 12)), "slices of different widths"),
-        (((0, 4), (5, 9)), "leave a gap (expected a start at 4, given 5)"),
-        (((0, 4), (3, 7)), "overlap (expected a start at 4, given 3)"),
-    ],
-)
-def test_reductions_that_do_not_tile_stay(ranges, reason: str) -> None:
-    x = value("f32[2, 12]")
-    before = graph_of(*(ReduceSum((1,))(cut(x, a, b)) for a, b in ranges))
-    after, reasons = fuse(before, HoistRows())
-    assert after == before
-    assert any(reason in r for r in reasons)
-
-
-# Gathers
-
-
-@pytest.mark.parametrize(
-    "shapes", [("3", "5", "1", "4"), ("2, 3", "5", "2, 3", "1, 1"), ("", "3", "2")]
-)
-@pytest.mark.parametrize("kind", ["i64", "i32"])
-def test_lookups_of_different_lengths_become_one(shapes: Sequence[str], kind: str) -> None:
-    tables = [weight(5 + i, 4) for i in range(len(shapes))]
-    indices = [value(f"{kind}[{s}] ", f"i{i}") for i, s in enumerate(shapes)]
-    pairs = zip(tables, indices, strict=True)
-    before = graph_of(*(Gather(0)(t, i) for t, i in pairs))
-    after, _ = fuse(before, FuseEmbeddings(), cost=GPU_COST, exact=True)
-    assert count(after, "gather") == [1]
-
-
-def test_lookups_too_long_to_offset_stay() -> None:
-    indices = [value(f"i64[{n}]", f"i{n}") for n in (200_000, 300_000, 100_000)]
-    before = graph_of(*(Gather(0)(weight(5, 4), i) for i in indices))
-    environment = Environment(CPU_COST)
-    assert run_pass(FuseEmbeddings(), before, environment) == before
-    assert "costs as much" in environment.trace.nearest("fuse_embeddings")[0].reason
-
-
-# One weight for all members
-
-
-def weight_bytes(graph: Graph) -> int:
-    return sum(v.tensor.nbytes for v in graph.values if v.op.name == "constant")
-
-
-@pytest.mark.parametrize("members", [2, 8])
-def test_a_weight_of_all_members_is_stored_once(members: int) -> None:
-    widths = [32, 16, 8]
-    weights = [weight(a, b) for a, b in zip([64, *widths], widths, strict=False)]
-    ends = []
-    for i in range(members):
-        v = value("f32[2, 64]", f"x{i}")
-        for w in weights:
-            v = silu(Dot()(v, w))
-        ends.append(v)
-    before = graph_of(*ends)
-    after, _ = fuse(before, cost=GPU_COST)
-    assert count(after, "dot") == [3]
-    assert weight_bytes(after) <= weight_bytes(before)
-    # One kernel per layer, and copies of the inputs and for each output.
-    assert kernels(before, GPU_COST) == 3 + 2 * members
-    check_cpu(optimise(before, environment=Environment(GPU_COST)))
-
-
-def siamese(x: Value, kernels: Sequence[Value], top: Value) -> Value:
-    for w in kernels:
-        x = relu(Conv((1, 1), (1, 1), (1, 1), (1, 1), 1)(x, w))
-    pooled = ReduceSum((2, 3))(x)
-    return Dot()(Reshape((x.tensor.static[0], x.tensor.static[1]))(pooled), top)
-
-
-@pytest.mark.parametrize("images", [1, 2])
-def test_siamese_convolutions_are_one_of_more_images(images: int) -> None:
-    weights = [weight(8, 3, 3, 3), weight(8, 8, 3, 3)]
-    top = weight(8, 4)
-    xs = [value(f"f32[{images}, 3, 5, 5]", f"x{i}") for i in range(4)]
-    before = graph_of(*(siamese(x, weights, top) for x in xs))
-    after, _ = fuse(before, cost=GPU_COST)
-    assert count(after, "conv", "dot", "concat") == [2, 1, 1]
-    assert weight_bytes(after) <= weight_bytes(before)
-    assert {v.op.groups for v in after.values if isinstance(v.op, Conv)} == {1}
-    check_cpu(optimise(before, environment=Environment(GPU_COST)))
-
-
-def test_weights_of_some_members_only_are_stacked() -> None:
-    shared = weight(16, 8)
-    xs = [value("f32[2, 16]", f"x{i}") for i in range(3)]
-    weights = [shared, shared, weight(16, 8)]
-    ends = [layer(silu(Dot()(x, w)), 4) for x, w in zip(xs, weights, strict=True)]
-    after, _ = fuse(graph_of(*ends), cost=GPU_COST)
-    assert count(after, "dot") == [2]

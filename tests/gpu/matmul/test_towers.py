@@ -18,8 +18,8 @@ from monograph.rewrite import GPU_COST
 from monograph.runtime.gpu.executable import GpuExecutable, compile_for_gpu
 from tests.cpu.against import feeds_for
 from tests.gpu.against import candidate_names, check, device
-from tests.passes.test_horizontal import (
-    EPILOGUES,
+from tests.passes.test_horizontal import EPILOGUES
+from tests.passes.towers import (
     FORMS,
     coded,
     coded_tower,
