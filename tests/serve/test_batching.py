@@ -41,10 +41,12 @@ class Slow:
         return [feeds["x"] * 2]
 
 
-def with_runner(work: Callable[[Runner, Slow], Any], limits: Limits | None = None) -> Any:
+def with_runner(
+    work: Callable[[Runner, Slow], Any], limits: Limits | None = None, lanes: int = 1
+) -> Any:
     async def run() -> Any:
         slow = Slow()
-        runner = Runner(slow, ["y"], ModelStatistics(), limits or Limits(), AXES, 8, "slow")
+        runner = Runner(slow, ["y"], ModelStatistics(), limits or Limits(), AXES, 8, "slow", lanes)
         try:
             return await work(runner, slow)
         finally:
@@ -83,6 +85,50 @@ def test_what_waits_when_the_device_is_free_runs_together() -> None:
         assert answers[1][0].base is answers[2][0].base is not None, "answers are views"
 
     with_runner(work)
+
+
+def test_lanes_run_at_the_same_time_with_buffers_of_their_own() -> None:
+    async def work(runner: Runner, slow: Slow) -> None:
+        first: list[Any] = []
+        for i in (1, 2):  # each to a lane of its own
+            first.append(ask(runner, i))
+            await until(lambda: runner.pending == len(first) and not runner.depth)
+        later = [ask(runner, i, i + 0.5) for i in range(3, 7)]
+        await until(lambda: runner.depth == 4)
+        slow.go.release()
+        await until(lambda: not runner.depth)  # a lane took all that waits
+        last = [ask(runner, 7), ask(runner, 8)]
+        await until(lambda: runner.depth == 2)
+        for _ in range(3):
+            slow.go.release()
+        answers = await asyncio.gather(*first, *later, *last)
+        assert sorted(len(x) for x in slow.seen) == [1, 1, 2, 8]
+        for i, (y,) in zip([1, 2, 3, 4, 5, 6, 7, 8], answers, strict=True):
+            assert y[0].tolist() == [2 * i] * 2
+        assert runner.pending == 0
+
+    with_runner(work, lanes=2)
+
+
+def test_statistics_of_lanes_lose_nothing() -> None:
+    statistics = ModelStatistics()
+
+    def run(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        time.sleep(1e-3)
+        return [feeds["x"] + 1]
+
+    async def work() -> None:
+        runner = Runner(run, ["y"], statistics, Limits(queue=4000), AXES, 4, "m", 4)
+        asked: list[Any] = [ask(runner, i) for i in range(2000)]
+        answers: Any = await asyncio.gather(*asked)
+        assert [y[0, 0] for (y,) in answers] == [i + 1 for i in range(2000)]
+        assert (runner.pending, runner.waiting_bytes) == (0, 0)
+        await asyncio.to_thread(runner.close)
+
+    asyncio.run(work())
+    assert (statistics.success.count, statistics.rows) == (2000, 2000)
+    assert sum(statistics.latency.counts) == statistics.queue.count == 2000
+    assert sum(d.count for d in statistics.batches.values()) == statistics.runs
 
 
 def test_a_bad_request_fails_alone() -> None:

@@ -18,7 +18,7 @@ from monograph.serve.keys import ApiKeys
 from monograph.serve.listening import Listening
 from monograph.serve.protocol import Protocol2
 from monograph.serve.repository import Repository
-from monograph.serve.settings import Limits, ServerSettings
+from monograph.serve.settings import Limits, ModelSettings, ServerSettings
 from monograph.serve.tensors import TensorModel
 from tests.serve.models import WEIGHTS, affine, echo
 
@@ -77,7 +77,8 @@ def outputs(answer: tuple[int, dict[str, str], bytes]) -> tuple[dict[str, Any], 
 
 @contextlib.asynccontextmanager
 async def here(folder: Path, limits: Limits | None = None, **given: Any) -> AsyncIterator[Here]:
-    settings = ServerSettings(folder, http=0, limits=limits or Limits(), **given)
+    one_lane = ModelSettings(threads=1)
+    settings = ServerSettings(folder, http=0, limits=limits or Limits(), defaults=one_lane, **given)
     repository = Repository(settings)
     await asyncio.to_thread(repository.load_all)
     app = HttpApp(Protocol2(repository), ApiKeys(settings.api_keys))

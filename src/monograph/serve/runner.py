@@ -1,8 +1,9 @@
-"""The runs of one model: a queue, one run at a time, and batches of what waits meanwhile.
+"""The runs of one model: a queue, and batches of what waits while others run.
 
 A model whose runs are short runs in the thread of the event loop, right after the requests of one
 turn of the loop have been read: a change of threads would take longer than the run. Other models
-run in a thread of their own.
+run in lanes: threads, each of which takes a batch. Runs of several lanes share the processors
+without waiting for each other, where the threads of one run would.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Runner:
         axes: BatchAxes | None = None,
         max_batch: int = 1,
         name: str = "",
+        lanes: int = 1,
     ) -> None:
         self.axes = axes
         self.waiting_bytes = 0
@@ -50,19 +52,25 @@ class Runner:
         self._statistics = statistics
         self._limits = limits
         self._limit = BatchLimit(max_batch)
-        self._buffers = Buffers(axes, max_batch) if axes is not None else None
         self._queue: list[Waiting] = []
         self._lock = threading.Lock()
-        """Held while the queue changes."""
-        self._device = threading.Lock()
-        """Held during runs."""
+        """Held while the queue and the statistics change."""
+        self._device = threading.Semaphore(lanes)
+        """Held during runs, once for each lane."""
         self._more = threading.Semaphore(0)
         self._typical = SHORT
         self._scheduled = False
         self._closed = False
         self._running = 0
-        self._thread = threading.Thread(target=self._work, name=f"run {name}", daemon=True)
-        self._thread.start()
+        buffers = [None if axes is None else Buffers(axes, max_batch) for _ in range(lanes + 1)]
+        self._own_buffers = buffers.pop()
+        """The buffers of runs in the thread of the event loop."""
+        self._threads = [
+            threading.Thread(target=self._work, args=(b,), name=f"run {name}", daemon=True)
+            for b in buffers
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def depth(self) -> int:
@@ -113,7 +121,7 @@ class Runner:
         return None
 
     def close(self) -> None:
-        """End the thread after the requests that wait; those that take too long are refused."""
+        """End the threads after the requests that wait; those that take too long are refused."""
         end = time.monotonic() + self._limits.drain_seconds
         idle = 0
         while idle < IDLE_LOOKS and time.monotonic() < end:
@@ -123,9 +131,10 @@ class Runner:
             self._closed = True
             left, self._queue = self._queue, []
         self._deliver([(w, _unloaded()) for w in left])
-        self._more.release()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(self._limits.drain_seconds)
+        self._more.release(len(self._threads))
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join(self._limits.drain_seconds)
 
     def _check_room(self, size: int) -> None:
         if self._closed:
@@ -142,14 +151,14 @@ class Runner:
         self._scheduled = False
         if self._device.acquire(blocking=False):
             try:
-                self._run_next()
+                self._run_next(self._own_buffers)
             finally:
                 self._device.release()
         if self._queue:
             # The thread runs, or several groups wait: the loop reads other requests in between.
             self._more.release()
 
-    def _work(self) -> None:
+    def _work(self, buffers: Buffers | None) -> None:
         """Run batches as long as requests come."""
         while True:
             self._more.acquire()
@@ -157,9 +166,9 @@ class Runner:
                 return
             while self._queue and not self._closed:
                 with self._device:
-                    self._run_next()
+                    self._run_next(buffers)
 
-    def _run_next(self) -> None:
+    def _run_next(self, buffers: Buffers | None) -> None:
         """Run the next batch and answer its requests."""
         with self._lock:
             live, late = self._take()
@@ -168,25 +177,29 @@ class Runner:
         if not live:
             return
         started = time.monotonic()
-        for w in live:
-            self._statistics.queue.add(started - w.arrived)
         try:
-            answers: list[Answer] = [*self._answers(live)]
+            answers: list[Answer] = [*self._answers(live, buffers)]
         except Exception as error:
             answers = self._one_by_one(live, error)
-        ended = time.monotonic()
         found = list(zip(live, answers, strict=True))
+        with self._lock:
+            self._count(found, started)
+            self._running -= len(live)
+        self._deliver(found)
+
+    def _count(self, found: Sequence[tuple[Waiting, Answer]], started: float) -> None:
+        """Count the requests of a batch."""
+        ended = time.monotonic()
         for w, answer in found:
+            self._statistics.queue.add(started - w.arrived)
             took = ended - w.arrived
             if w.span is not None:
                 w.span.step("queue", w.arrived, started)
-                w.span.step("run", started, ended, requests=len(live), rows=w.rows)
+                w.span.step("run", started, ended, requests=len(found), rows=w.rows)
             if isinstance(answer, RequestError):
                 self._statistics.failed(answer.kind.name.lower(), took)
             else:
                 self._statistics.succeeded(took)
-        self._running = 0
-        self._deliver(found)
 
     def _take(self) -> tuple[list[Waiting], list[Waiting]]:
         """Take a batch from the queue, and the requests whose deadline has passed.
@@ -209,23 +222,23 @@ class Runner:
         batch = choose(kept, self._limit) if kept else []
         for w in batch:
             self.waiting_bytes -= w.nbytes
-        self._running = len(batch)
+        self._running += len(batch)
         return batch, late
 
-    def _answers(self, batch: list[Waiting]) -> list[list[Array]]:
+    def _answers(self, batch: list[Waiting], buffers: Buffers | None) -> list[list[Array]]:
         """Run a batch."""
-        if len(batch) == 1 or self._buffers is None:
+        if len(batch) == 1 or buffers is None:
             return [self._timed(_aligned(batch[0].feeds), max(batch[0].rows, 1))]
         before = time.perf_counter()
         rows = sum(w.rows for w in batch)
-        feeds = self._buffers.joined(batch, rows)
+        feeds = buffers.joined(batch, rows)
         joined = time.perf_counter()
-        self._statistics.compute_input.add(joined - before, len(batch))
         outputs = self._timed(feeds, rows)
         after = time.perf_counter()
-        assert self.axes is not None
-        found = parted(batch, outputs, self._names, self.axes)
-        self._statistics.compute_output.add(time.perf_counter() - after, len(batch))
+        found = parted(batch, outputs, self._names, buffers.axes)
+        with self._lock:
+            self._statistics.compute_input.add(joined - before, len(batch))
+            self._statistics.compute_output.add(time.perf_counter() - after, len(batch))
         return found
 
     def _timed(self, feeds: Arrays, rows: int) -> list[Array]:
@@ -233,9 +246,10 @@ class Runner:
         before = time.perf_counter()
         outputs = self._run(feeds)
         took = time.perf_counter() - before
-        self._typical += (took - self._typical) / 4
-        self._statistics.ran(rows, took)
-        self._limit.ran(rows, took)
+        with self._lock:
+            self._typical += (took - self._typical) / 4
+            self._statistics.ran(rows, took)
+            self._limit.ran(rows, took)
         return outputs
 
     def _one_by_one(self, batch: list[Waiting], error: Exception) -> list[Answer]:
@@ -249,7 +263,7 @@ class Runner:
 
     def _alone(self, w: Waiting) -> list[Answer]:
         try:
-            return [*self._answers([w])]
+            return [*self._answers([w], None)]
         except Exception as error:
             return self._one_by_one([w], error)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from monograph.errors import ConfigError, MonographError
 from monograph.ir import Array
+from monograph.runtime.cpu.threads import available_threads
 from monograph.runtime.feeds import Port, check_feeds
 from monograph.serve.batches import Arrays, BatchAxes, row_difference
 from monograph.serve.datatypes import NAMES
@@ -57,6 +58,7 @@ class TensorModel(ServedTensors):
             self.axes,
             settings.max_batch,
             found.name,
+            _lanes(self.session),
         )
 
     @property
@@ -180,6 +182,11 @@ def _open(path: Path, settings: ModelSettings) -> Session:
     )
     session.close()
     return any_shape
+
+
+def _lanes(session: Session) -> int:
+    """Return the number of runs at a time: one for each thread of a CPU."""
+    return (session.config.threads or available_threads()) if session.config.target == "cpu" else 1
 
 
 def _check_types(ports: tuple[Port, ...]) -> None:
