@@ -294,6 +294,15 @@ class Bindings:
         )
         write_package(path, signature, options, *content, self.target.architecture)
 
+    def remembered(self, name: str, find: Callable[[], str]) -> str:
+        """Return a text about the model from the cache on disk; find and store it if it is new."""
+        found = "" if self._store is None else self._store.note(name)
+        if not found:
+            found = find()
+            if self._store is not None:
+                self._store.keep_note(name, found)
+        return found
+
     @property
     def packaged(self) -> bool:
         """True if the model is a package, which holds code and no graph."""

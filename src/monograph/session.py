@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
     from monograph.ir.sizes import SizeScope
-    from monograph.program.dynamic.batch_axis import BatchProof
+    from monograph.program.dynamic.batch_proof import BatchProof
     from monograph.runtime.dynamic.stage_compiler import Compiler
     from monograph.runtime.executable import Executable
     from monograph.runtime.gpu.cross_compiler import CrossCompiler
@@ -244,7 +244,7 @@ class Session(Calls):
 
         Rows along a batch axis are independent: rows of several requests may share a run.
         """
-        from monograph.program.dynamic.batch_axis import BatchProof, find_batch_axis
+        from monograph.program.dynamic.batch_proof import BatchProof
 
         ports = self.inputs
         types = {p.name: p.type for p in ports if isinstance(p.type, TensorType)}
@@ -259,7 +259,12 @@ class Session(Calls):
             empty = {n: np.zeros((), types[n].dtype.numpy) for n in shapes}
             return self.bound_graph({n: np.broadcast_to(x, shapes[n]) for n, x in empty.items()})
 
-        return find_batch_axis(types, bind)
+        def find() -> str:
+            from monograph.program.dynamic.batch_axis import find_batch_axis
+
+            return find_batch_axis(types, bind).to_json()
+
+        return BatchProof.from_json(self._bindings.remembered("batch axes", find))
 
     def compiler(self) -> Compiler:
         """Return what compiles the graphs of this session for the CPU."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from monograph.errors import ConfigError, FeedError, MonographError, did_you_mean
 from monograph.ir import Array, DType, OptionalType, SequenceType, TensorType, Type
 from monograph.ir.dtype import BOOL, COMPLEX
-from monograph.ops.base import check_allocation
+from monograph.ir.memory import check_result
+from monograph.ir.traits import LENGTH, MASK
 from monograph.runtime.assumed_sizes import Takes, assume_sizes, stand_ins, symbols_of
 from monograph.runtime.feeds import Port
-from monograph.runtime.input_ranges import LENGTH, MASK, Range
+
+if TYPE_CHECKING:
+    from monograph.runtime.input_ranges import Range
 
 DEFAULT_SIZE = 1
 NORMAL = "normal"
@@ -23,7 +26,7 @@ SHOWN = 0.85
 """The share of a drawn mask that is 1."""
 
 
-Analyse: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Range]]
+Analyse: TypeAlias = Callable[[Mapping[str, Any]], "Mapping[str, Range]"]
 """Derives the ranges of integer inputs from feeds of the right shapes; values do not matter."""
 
 
@@ -256,7 +259,7 @@ def _random(
             hint=f"give it: --input {name}=FILE.npy",
         )
     shape = tuple(d if isinstance(d, int) else sizes[d] for d in type_.shape)
-    check_allocation(shape, np.float64)
+    check_result(shape, np.dtype(np.float64).itemsize)
     try:
         if how.draw is not None:
             return how.draw(rng, shape).astype(type_.dtype.numpy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monograph.generate.batching.options import RequestOptions
 from monograph.generate.text import Text
@@ -13,9 +13,11 @@ from monograph.ir import Array
 from monograph.runtime.feeds import Port
 from monograph.serve.batches import BatchAxes
 from monograph.serve.failures import Failure, RequestError, invalid
-from monograph.serve.language.chat import ChatTemplate
 from monograph.serve.settings import Limits
 from monograph.serve.statistics import ModelStatistics
+
+if TYPE_CHECKING:
+    from monograph.serve.language.chat import ChatTemplate
 
 
 class ServedTensors(ABC):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from monograph.errors import ConfigError
-from monograph.generate.rewrite.surgery import Surgery
+
+if TYPE_CHECKING:
+    from monograph.generate.rewrite.surgery import Surgery
 
 SEEN, NOW_SEEN = "seen", "now_seen"
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)

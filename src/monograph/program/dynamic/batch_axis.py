@@ -20,6 +20,7 @@ from monograph.ir import Array, Constant, Graph, Input, Item, TensorType, Value
 from monograph.ops.base import Elementwise
 from monograph.ops.reduce import Reduction
 from monograph.ops.shape import Broadcast, Reshape
+from monograph.program.dynamic.batch_proof import BatchProof
 
 BATCHES = (61, 67)
 """The batch sizes of the proof."""
@@ -27,29 +28,6 @@ SIZES = (64, 32, 16, 8, 1, 128, 224, 512)
 """Sizes of other open dimensions, which are tried one after the other."""
 Bind = Callable[[Mapping[str, tuple[int, ...]]], Graph]
 """Returns the graph bound to these shapes of inputs."""
-
-
-@dataclass(frozen=True)
-class BatchProof:
-    """The batch axis of each input and output; or the node that mixes rows, and the reason."""
-
-    inputs: Mapping[str, int]
-    outputs: Mapping[str, int]
-    reason: str = ""
-    """Empty if the model has a batch axis."""
-    node: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """True if rows are independent."""
-        return not self.reason
-
-    def __str__(self) -> str:
-        """For example `x: axis 0 -> y: axis 0`, or the node and the reason."""
-        if not self.holds:
-            return f"{self.node}: {self.reason}" if self.node else self.reason
-        sides = (self.inputs, self.outputs)
-        return " -> ".join(", ".join(f"{n}: axis {a}" for n, a in s.items()) for s in sides)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from monograph.frontend.onnx.functions import all_nodes
 from monograph.ir import Graph, OptionalType, SequenceType, TensorType, Type
 from monograph.ir.graph import all_values
 from monograph.ir.op import STRUCTURE
-from monograph.program.dynamic.batch_axis import BatchProof
+from monograph.program.dynamic.batch_proof import BatchProof
 from monograph.program.legalise.lower_random import random_op_names
 from monograph.program.work import holds_codes
 from monograph.session import ModelSource, load

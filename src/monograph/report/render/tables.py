@@ -12,7 +12,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 
-from monograph.program.dynamic.batch_axis import BatchProof
+from monograph.program.dynamic.batch_proof import BatchProof
 from monograph.program.program import Step
 from monograph.report.commands.execute import RunResult, VerifyResult
 from monograph.report.commands.inspect import Described, Inspection

@@ -155,8 +155,10 @@ def _stamp(handle: int) -> Stamp:
 
 _log = logging.getLogger("monograph")
 _MANIFEST, _PACKS = "manifest", "packs"
-_ANY, _NONE = -1, -2
-"""Numbers of no variant: for the claim to compile one, and for the reason why there is none."""
+_ANY = -1
+"""A number of no variant, for the claim to compile one."""
+_EXACT = "exact code"
+"""The name of the text that tells why a model has no code for any shape."""
 _BROKEN = (MonographError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
 """Errors that reading members of another format may raise."""
 
@@ -292,13 +294,21 @@ class CacheStore:
 
     def exact_reason(self) -> str:
         """Return why the model has no code for any shape; "" if that is not known."""
-        parts = None if self._external is None else self._cache.get(self._variant_key(_NONE))
-        return "" if parts is None else bytes(parts[_MANIFEST]).decode(errors="replace")
+        return self.note(_EXACT)
 
     def keep_exact_reason(self, reason: str) -> None:
         """Store why the model has no code for any shape, so that nobody compiles it in vain."""
+        self.keep_note(_EXACT, reason)
+
+    def note(self, name: str) -> str:
+        """Return a text about the model that was stored; "" if there is none."""
+        parts = None if self._external is None else self._cache.get(self._note_key(name))
+        return "" if parts is None else bytes(parts[_MANIFEST]).decode(errors="replace")
+
+    def keep_note(self, name: str, text: str) -> None:
+        """Store a text about the model."""
         if self._external is not None and self._external.unchanged():
-            self._cache.put(self._variant_key(_NONE), {_MANIFEST: reason.encode()})
+            self._cache.put(self._note_key(name), {_MANIFEST: text.encode()})
 
     def _read(self, key: str, of: Callable[[Mapping[str, memoryview], Weights], T]) -> T | None:
         members = self._cache.get(key)
@@ -327,6 +337,10 @@ class CacheStore:
         if members is None:
             return None
         return of(members, partial(self._weights.find, packs, mapped=True))
+
+    def _note_key(self, name: str) -> str:
+        assert self._external is not None
+        return self._key(note=name, beside=json.dumps(self._external.digests))
 
     def _variant_key(self, number: int) -> str:
         assert self._external is not None
