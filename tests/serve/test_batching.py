@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -42,11 +43,15 @@ class Slow:
 
 
 def with_runner(
-    work: Callable[[Runner, Slow], Any], limits: Limits | None = None, lanes: int = 1
+    work: Callable[[Runner, Slow], Any],
+    limits: Limits | None = None,
+    workers: int = 1,
+    expect: Callable[[int], None] = lambda more: None,
 ) -> Any:
     async def run() -> Any:
         slow = Slow()
-        runner = Runner(slow, ["y"], ModelStatistics(), limits or Limits(), AXES, 8, "slow", lanes)
+        counted = limits or Limits()
+        runner = Runner(slow, ["y"], ModelStatistics(), counted, AXES, 8, "slow", workers, expect)
         try:
             return await work(runner, slow)
         finally:
@@ -54,7 +59,8 @@ def with_runner(
                 slow.go.release()
             await asyncio.to_thread(runner.close)
 
-    return asyncio.run(run())
+    with mock.patch("monograph.serve.runner.SHORT", 0.0):  # no run in the event loop: it would wait
+        return asyncio.run(run())
 
 
 def ask(runner: Runner, *rows: float, width: int = 2, seconds: float = 30) -> Any:
@@ -87,16 +93,16 @@ def test_what_waits_when_the_device_is_free_runs_together() -> None:
     with_runner(work)
 
 
-def test_lanes_run_at_the_same_time_with_buffers_of_their_own() -> None:
+def test_workers_run_at_the_same_time_with_buffers_of_their_own() -> None:
     async def work(runner: Runner, slow: Slow) -> None:
         first: list[Any] = []
-        for i in (1, 2):  # each to a lane of its own
+        for i in (1, 2):  # each to a worker of its own
             first.append(ask(runner, i))
             await until(lambda: runner.pending == len(first) and not runner.depth)
         later = [ask(runner, i, i + 0.5) for i in range(3, 7)]
         await until(lambda: runner.depth == 4)
         slow.go.release()
-        await until(lambda: not runner.depth)  # a lane took all that waits
+        await until(lambda: not runner.depth)  # a worker took all that waits
         last = [ask(runner, 7), ask(runner, 8)]
         await until(lambda: runner.depth == 2)
         for _ in range(3):
@@ -107,10 +113,71 @@ def test_lanes_run_at_the_same_time_with_buffers_of_their_own() -> None:
             assert y[0].tolist() == [2 * i] * 2
         assert runner.pending == 0
 
-    with_runner(work, lanes=2)
+    with_runner(work, workers=2)
 
 
-def test_statistics_of_lanes_lose_nothing() -> None:
+def test_requests_that_follow_each_other_stay_with_one_worker() -> None:
+    told: list[int] = []
+
+    async def work(runner: Runner, slow: Slow) -> None:
+        for i in range(5):
+            slow.go.release()
+            await ask(runner, i)
+        assert threads_of(runner) == 1
+        assert told == [1] or sum(told) == 1, "a pause of this machine may end the worker's time"
+        both = [ask(runner, 1)]
+        await until(lambda: runner.pending == 1 and not runner.depth)
+        both.append(ask(runner, 2))
+        await until(lambda: runner.pending == 2 and not runner.depth)
+        assert (threads_of(runner), sum(told)) == (2, 2)
+        slow.go.release()
+        slow.go.release()
+        await asyncio.gather(*both)
+        await until(lambda: sum(told) == 0)  # workers without work are not expected any more
+        assert runner.workers.active == 0
+
+    with_runner(work, workers=2, expect=told.append)
+
+
+def test_what_a_batch_leaves_goes_to_another_worker_at_once() -> None:
+    async def work(runner: Runner, slow: Slow) -> None:
+        asked = [ask(runner, i) for i in range(12)]
+        await until(lambda: runner.pending == 12 and not runner.depth)
+        for _ in range(2):
+            slow.go.release()
+        answers = await asyncio.gather(*asked)
+        assert [y[0, 0] for (y,) in answers] == [2 * i for i in range(12)]
+        assert sorted(len(x) for x in slow.seen) == [4, 8]
+
+    with_runner(work, workers=3)
+
+
+def test_a_runner_closes_after_the_batches_of_all_workers() -> None:
+    async def work(runner: Runner, slow: Slow) -> None:
+        asked: list[Any] = []
+        for i in range(4):
+            asked.append(ask(runner, i))
+            await until(lambda: runner.pending == len(asked))
+            await until(lambda: runner.depth == max(0, len(asked) - 2))
+        closing = asyncio.ensure_future(asyncio.to_thread(runner.close))
+        for _ in range(4):
+            slow.go.release()
+        answers = await asyncio.gather(*asked)
+        assert [y[0, 0] for (y,) in answers] == [0, 2, 4, 6]
+        await closing
+        assert not any(worker.thread.is_alive() for worker in runner.workers._all)
+        with pytest.raises(RequestError) as e:
+            await ask(runner, 5)
+        assert e.value.kind is Failure.UNAVAILABLE
+
+    with_runner(work, workers=2)
+
+
+def threads_of(runner: Runner) -> int:
+    return len(runner.workers._all)
+
+
+def test_statistics_of_workers_lose_nothing() -> None:
     statistics = ModelStatistics()
 
     def run(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -171,9 +238,16 @@ def tensor_model(path: Path, **settings: Any) -> TensorModel:
     return TensorModel(Found("m", "1", path, False), ModelSettings(**settings), Limits())
 
 
-def test_answers_do_not_depend_on_neighbours(tmp_path: Path) -> None:
-    model = tensor_model(affine(tmp_path / "m.onnx"))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_answers_do_not_depend_on_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """In the thread of the event loop, and in workers, where batches run beside each other."""
+    if workers:
+        monkeypatch.setattr("monograph.serve.runner.SHORT", 0.0)
+    model = tensor_model(affine(tmp_path / "m.onnx"), threads=2)
     try:
+        assert model.runner.workers.most == 2
         assert model.axes is not None
         assert model.independence in ("bits", "tolerance")
         rng = np.random.default_rng(5)
@@ -184,6 +258,7 @@ def test_answers_do_not_depend_on_neighbours(tmp_path: Path) -> None:
             return await asyncio.gather(*[model.infer({"x": x}, end) for x in rows])
 
         together = asyncio.run(run())
+        assert not workers or threads_of(model.runner) > 0
         assert model.statistics.runs < len(rows), "requests shared runs"
         for x, (y,) in zip(rows, together, strict=True):
             (alone,) = model.session.run({"x": x})

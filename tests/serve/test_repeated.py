@@ -77,8 +77,10 @@ def outputs(answer: tuple[int, dict[str, str], bytes]) -> tuple[dict[str, Any], 
 
 @contextlib.asynccontextmanager
 async def here(folder: Path, limits: Limits | None = None, **given: Any) -> AsyncIterator[Here]:
-    one_lane = ModelSettings(threads=1)
-    settings = ServerSettings(folder, http=0, limits=limits or Limits(), defaults=one_lane, **given)
+    one_worker = ModelSettings(threads=1)
+    settings = ServerSettings(
+        folder, http=0, limits=limits or Limits(), defaults=one_worker, **given
+    )
     repository = Repository(settings)
     await asyncio.to_thread(repository.load_all)
     app = HttpApp(Protocol2(repository), ApiKeys(settings.api_keys))
@@ -234,6 +236,19 @@ def test_requests_that_need_more_take_the_long_way(folder: Path) -> None:
     with_client(folder, work)
 
 
+def occupy(model: TensorModel) -> None:
+    """Let nothing run, as if a run took long."""
+    with model.runner._lock:
+        model.runner._busy += model.runner.workers.most
+
+
+def free(model: TensorModel) -> None:
+    """End what `occupy` began."""
+    with model.runner._lock:
+        model.runner._busy -= model.runner.workers.most
+        model.runner.workers.call()
+
+
 def test_a_client_that_leaves_and_a_server_that_ends(folder: Path) -> None:
     async def run() -> None:
         async with here(folder) as server:
@@ -242,7 +257,7 @@ def test_a_client_that_leaves_and_a_server_that_ends(folder: Path) -> None:
             async with connected(server) as client, connected(server) as other:
                 await client.ask(request(X))
                 await other.ask(request(X))
-                model.runner._device.acquire()  # a run that takes long
+                occupy(model)  # by a run that takes long
                 client.writer.write(request(X * 2))
                 other.writer.write(request(X * 3))
                 while model.pending < 2:
@@ -252,8 +267,7 @@ def test_a_client_that_leaves_and_a_server_that_ends(folder: Path) -> None:
                 stopping = asyncio.create_task(server.listening.stop())
                 await asyncio.sleep(0.2)
                 before = model.statistics.runs
-                model.runner._device.release()
-                model.runner._more.release()
+                free(model)
                 assert np.array_equal(outputs(await other.answer())[1], 3 * X @ WEIGHTS)
                 assert model.statistics.rows == 3 * len(X), "the work of the first is dropped"
                 assert model.statistics.runs == before + 1
@@ -271,15 +285,14 @@ def test_a_full_queue_and_a_slow_body_are_refused(folder: Path) -> None:
             async with connected(server) as client, connected(server) as other:
                 await client.ask(request(X))
                 await other.ask(request(X))
-                model.runner._device.acquire()
+                occupy(model)
                 client.writer.write(request(X * 2))
                 while not model.pending:
                     await asyncio.sleep(0.01)
                 status, headers, body = await other.ask(request(X))
                 assert (status, headers["retry-after"]) == (429, "1"), body
                 assert model.statistics.failures["full"] == 1
-                model.runner._device.release()
-                model.runner._more.release()
+                free(model)
                 assert np.array_equal(outputs(await client.answer())[1], 2 * X @ WEIGHTS)
                 assert len(server.long) == 2
                 other.writer.write(request(X)[:-1])

@@ -51,6 +51,15 @@ MaxBatch = Annotated[
     int | None,
     typer.Option("--max-batch", min=1, help="The most rows of a batch.", show_default="64"),
 ]
+ParallelBatches = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel-batches",
+        min=1,
+        help="The most batches of a model that run beside each other on a CPU.",
+        show_default="one for each thread, at most 4",
+    ),
+]
 NoBatch = Annotated[bool, typer.Option("--no-batch", help="Run each request by itself.")]
 Queue = Annotated[
     int | None,
@@ -95,6 +104,7 @@ def serve(
     target: Target = None,
     threads: Threads = None,
     max_batch: MaxBatch = None,
+    parallel_batches: ParallelBatches = None,
     no_batch: NoBatch = False,
     queue: Queue = None,
     max_body: MaxBody = None,
@@ -137,7 +147,7 @@ def serve(
 
         defaults = {
             "target": target, "threads": threads, "max_batch": max_batch,
-            "batch": False if no_batch else None,
+            "parallel_batches": parallel_batches, "batch": False if no_batch else None,
         }  # fmt: skip
         limits = {"queue": queue, "body_bytes": max_body, "request_seconds": timeout}
         server: dict[str, Any] = {

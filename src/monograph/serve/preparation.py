@@ -52,6 +52,8 @@ class Preparation:
         """Inputs of a run that succeeded."""
         self._known: set[Key] = set()
         self._preparing: set[Key] = set()
+        self._deciding = threading.Lock()
+        """Held while one of several workers looks for the code of its feeds."""
         self._symbols = [d for p in session.inputs for d in p.shape or () if isinstance(d, str)]
 
     def prepare(self) -> None:
@@ -72,12 +74,13 @@ class Preparation:
         key = _key(feeds)
         if key in self._known:
             return True
-        if self._preparing:  # the session is locked while it compiles
-            return False
-        if self._session.has_code(feeds):
-            self._remember(key)
-            return True
-        self._preparing.add(key)
+        with self._deciding:
+            if self._preparing:  # the session is locked while it compiles
+                return False
+            if self._session.has_code(feeds):
+                self._remember(key)
+                return True
+            self._preparing.add(key)
         copies = {name: np.zeros(x.shape, x.dtype) for name, x in feeds.items()}
         name = f"prepare {self._name}"
         threading.Thread(target=self._compile, args=(key, copies), name=name, daemon=True).start()

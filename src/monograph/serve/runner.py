@@ -2,8 +2,7 @@
 
 A model whose runs are short runs in the thread of the event loop, right after the requests of one
 turn of the loop have been read: a change of threads would take longer than the run. Other models
-run in lanes: threads, each of which takes a batch. Runs of several lanes share the processors
-without waiting for each other, where the threads of one run would.
+run in workers (see `batch_workers`), each of which takes a batch of what waits.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import threading
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from monograph.ir import Array
 from monograph.serve.batch_limit import BatchLimit
+from monograph.serve.batch_workers import BatchWorker, BatchWorkers
 from monograph.serve.batches import Arrays, BatchAxes, Buffers, Waiting, choose, group_of, parted
 from monograph.serve.failures import Failure, RequestError, as_request_error
 from monograph.serve.settings import Limits
@@ -31,6 +32,16 @@ _log = logging.getLogger("monograph.serve")
 Answer = list[Array] | RequestError
 
 
+@dataclass(slots=True)
+class Batch:
+    """The requests of a run, and those whose deadline passed before it."""
+
+    live: list[Waiting]
+    late: list[Waiting]
+    buffers: Buffers | None
+    started: float = 0.0
+
+
 class Runner:
     """Runs the requests of a model. `submit` is called in an event loop."""
 
@@ -43,8 +54,10 @@ class Runner:
         axes: BatchAxes | None = None,
         max_batch: int = 1,
         name: str = "",
-        lanes: int = 1,
+        workers: int = 1,
+        expect: Callable[[int], None] = lambda more: None,
     ) -> None:
+        """workers: the most runs at a time. expect: is told of changes of their usual number."""
         self.axes = axes
         self.waiting_bytes = 0
         self._run = run
@@ -55,22 +68,17 @@ class Runner:
         self._queue: list[Waiting] = []
         self._lock = threading.Lock()
         """Held while the queue and the statistics change."""
-        self._device = threading.Semaphore(lanes)
-        """Held during runs, once for each lane."""
-        self._more = threading.Semaphore(0)
         self._typical = SHORT
         self._scheduled = False
         self._closed = False
         self._running = 0
-        buffers = [None if axes is None else Buffers(axes, max_batch) for _ in range(lanes + 1)]
-        self._own_buffers = buffers.pop()
-        """The buffers of runs in the thread of the event loop."""
-        self._threads = [
-            threading.Thread(target=self._work, args=(b,), name=f"run {name}", daemon=True)
-            for b in buffers
-        ]
-        for thread in self._threads:
-            thread.start()
+        """The requests that run."""
+        self._busy = 0
+        """The runs at this moment."""
+        self._max_batch = max_batch
+        self._buffers: list[Buffers] = []
+        """The buffers of no run."""
+        self.workers = BatchWorkers(f"run {name}", workers, self._work, expect)
 
     @property
     def depth(self) -> int:
@@ -111,14 +119,12 @@ class Runner:
             self._check_room(waiting.nbytes)
             self._queue.append(waiting)
             self.waiting_bytes += waiting.nbytes
-        if self._typical >= SHORT:
-            self._more.release()
-            left = waiting.deadline - waiting.arrived
-            return loop.call_later(left, _expire, waiting)
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._turn)
-        return None
+        if self._typical < SHORT:
+            return None
+        return loop.call_later(waiting.deadline - waiting.arrived, _expire, waiting)
 
     def close(self) -> None:
         """End the threads after the requests that wait; those that take too long are refused."""
@@ -130,11 +136,12 @@ class Runner:
         with self._lock:
             self._closed = True
             left, self._queue = self._queue, []
+            self.waiting_bytes = 0
+            threads = self.workers.close()
         self._deliver([(w, _unloaded()) for w in left])
-        self._more.release(len(self._threads))
-        for thread in self._threads:
+        for thread in threads:
             if threading.current_thread() is not thread:
-                thread.join(self._limits.drain_seconds)
+                thread.join(max(end - time.monotonic(), LOOK_SECONDS))
 
     def _check_room(self, size: int) -> None:
         if self._closed:
@@ -147,45 +154,65 @@ class Runner:
             )
 
     def _turn(self) -> None:
-        """Run what has come in this turn of the event loop."""
-        self._scheduled = False
-        if self._device.acquire(blocking=False):
-            try:
-                self._run_next(self._own_buffers)
-            finally:
-                self._device.release()
-        if self._queue:
-            # The thread runs, or several groups wait: the loop reads other requests in between.
-            self._more.release()
-
-    def _work(self, buffers: Buffers | None) -> None:
-        """Run batches as long as requests come."""
-        while True:
-            self._more.acquire()
-            if self._closed:
-                return
-            while self._queue and not self._closed:
-                with self._device:
-                    self._run_next(buffers)
-
-    def _run_next(self, buffers: Buffers | None) -> None:
-        """Run the next batch and answer its requests."""
+        """Run what has come in this turn of the event loop, or have a worker run it."""
         with self._lock:
-            live, late = self._take()
-        # A client may send its next request right after this answer: the lock is free by then.
-        self._deliver([(w, _expired()) for w in late])
+            self._scheduled = False
+            batch = self._next() if self._typical < SHORT else None
+        found = [] if batch is None else self._run_batch(batch)
+        with self._lock:
+            if batch is not None:
+                self._end(batch, found)
+            # If several groups wait, the loop reads other requests in between.
+            if self._queue:
+                self.workers.call()
+        self._deliver(found)
+
+    def _work(self, worker: BatchWorker) -> None:
+        """Run batches in a worker as long as requests wait."""
+        with self._lock:
+            batch = self._next(worker)
+        while batch is not None:
+            found = self._run_batch(batch)
+            with self._lock:
+                self._end(batch, found)
+                # The worker rests before a client has its answer, and sends its next request.
+                batch = self._next(worker)
+            self._deliver(found)
+
+    def _next(self, worker: BatchWorker | None = None) -> Batch | None:
+        """Take the next batch, with the lock held; a worker rests if there is none for it."""
+        if not self._queue or self._closed or self._busy >= self.workers.most:
+            if worker is not None:
+                self.workers.rest(worker)
+            return None
+        live, late = self._take()
+        self._busy += 1
+        if self._queue and self._busy < self.workers.most:
+            self.workers.call()
+        return Batch(live, late, self._buffers.pop() if self._buffers else None)
+
+    def _run_batch(self, batch: Batch) -> list[tuple[Waiting, Answer]]:
+        """Run a batch and return the answers to its requests."""
+        self._deliver([(w, _expired()) for w in batch.late])
+        live = batch.live
         if not live:
-            return
-        started = time.monotonic()
+            return []
+        batch.started = time.monotonic()
+        if batch.buffers is None and self.axes is not None:
+            batch.buffers = Buffers(self.axes, self._max_batch)
         try:
-            answers: list[Answer] = [*self._answers(live, buffers)]
+            answers: list[Answer] = [*self._answers(live, batch.buffers)]
         except Exception as error:
             answers = self._one_by_one(live, error)
-        found = list(zip(live, answers, strict=True))
-        with self._lock:
-            self._count(found, started)
-            self._running -= len(live)
-        self._deliver(found)
+        return list(zip(live, answers, strict=True))
+
+    def _end(self, batch: Batch, found: Sequence[tuple[Waiting, Answer]]) -> None:
+        """Count a batch that has run, with the lock held."""
+        self._busy -= 1
+        self._running -= len(batch.live)
+        if batch.buffers is not None:
+            self._buffers.append(batch.buffers)
+        self._count(found, batch.started)
 
     def _count(self, found: Sequence[tuple[Waiting, Answer]], started: float) -> None:
         """Count the requests of a batch."""
@@ -249,7 +276,8 @@ class Runner:
         with self._lock:
             self._typical += (took - self._typical) / 4
             self._statistics.ran(rows, took)
-            self._limit.ran(rows, took)
+            # Workers at work divide the processors.
+            self._limit.ran(rows, took / max(self.workers.active, 1))
         return outputs
 
     def _one_by_one(self, batch: list[Waiting], error: Exception) -> list[Answer]:

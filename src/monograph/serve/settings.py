@@ -73,6 +73,8 @@ class ModelSettings:
     """Join requests into batches where the graph proves that rows are independent."""
     max_batch: int = 64
     """The most rows of a batch."""
+    parallel_batches: int = 0
+    """The most batches that run beside each other on a CPU, one for each thread at most; 0: 4."""
     versions: str | list[int] = "latest"
     """The versions to load: "latest", "all", or a list of numbers."""
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -96,6 +98,10 @@ class ModelSettings:
         for name in ("max_batch", "slots"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"`{name}` must be at least 1", given=getattr(self, name))
+        if self.parallel_batches < 0:
+            raise ConfigError(
+                "`parallel_batches` must not be negative", given=self.parallel_batches
+            )
         known = isinstance(self.versions, list) or self.versions in ("latest", "all")
         if not known:
             raise ConfigError(

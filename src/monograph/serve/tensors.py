@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError, MonographError
 from monograph.ir import Array
-from monograph.runtime.cpu.threads import available_threads
+from monograph.runtime.cpu.pool import shared_pool
 from monograph.runtime.feeds import Port, check_feeds
+from monograph.serve.batch_workers import MOST as MOST_WORKERS
 from monograph.serve.batches import Arrays, BatchAxes, row_difference
 from monograph.serve.datatypes import NAMES
 from monograph.serve.failures import Failure, RequestError, invalid
@@ -58,7 +59,7 @@ class TensorModel(ServedTensors):
             self.axes,
             settings.max_batch,
             found.name,
-            _lanes(self.session),
+            *_workers(self.session, settings),
         )
 
     @property
@@ -184,9 +185,13 @@ def _open(path: Path, settings: ModelSettings) -> Session:
     return any_shape
 
 
-def _lanes(session: Session) -> int:
-    """Return the number of runs at a time: one for each thread of a CPU."""
-    return (session.config.threads or available_threads()) if session.config.target == "cpu" else 1
+def _workers(session: Session, settings: ModelSettings) -> tuple[int, Callable[[int], None]]:
+    """Return the most runs at a time, and what is told their usual number."""
+    threads = session.threads if session.config.target == "cpu" else 1
+    if threads < 2:
+        return 1, lambda more: None
+    most = min(threads, settings.parallel_batches or MOST_WORKERS)
+    return most, lambda more: shared_pool().expect(more)
 
 
 def _check_types(ports: tuple[Port, ...]) -> None:

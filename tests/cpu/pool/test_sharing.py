@@ -183,6 +183,35 @@ def test_nobody_waits_for_workers_that_do_not_come(sums: NativeCode) -> None:
     assert context.found() == context.expected()
 
 
+def test_expected_callers_divide_the_cores(sums: NativeCode) -> None:
+    pool = shared_pool()
+    pool.reserve(8)
+    slots = [pool._state + pool_code.SLOTS + i * pool_code.SLOT_BYTES for i in range(1, pool.size)]
+    cells = [ctypes.c_int32.from_address(slot) for slot in slots]
+    cores = ctypes.c_int32.from_address(pool._state + pool_code.CORES)
+    context = Shared(8)
+
+    def workers() -> int:
+        """Return the number of workers that a launch of eight parts takes."""
+        wait_for(lambda: all(c.value % pool_code.STATES == pool_code.IDLE for c in cells), "idle")
+        before = [c.value for c in cells]
+        context.clear()
+        pool.share(sums.address("sums"), context.address, 8)
+        assert context.found() == context.expected()
+        return sum(c.value != b for c, b in zip(cells, before, strict=True))
+
+    own, cores.value = cores.value, 8
+    found = []
+    try:
+        for callers in (0, 1, 1, 1, 1, 4, 1):  # up to so many more are expected
+            pool.expect(callers)
+            found.append(workers())
+    finally:
+        pool.expect(-9)
+        cores.value = own
+    assert found == [7, 7, 3, 1, 1, 0, 0]
+
+
 @pytest.mark.parametrize("model", [chain, rows])
 def test_bits_do_not_depend_on_the_threads_that_take_part(model: object) -> None:
     """Two parts, run by two threads, and by one of eight callers."""

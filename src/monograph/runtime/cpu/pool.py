@@ -59,6 +59,7 @@ class ThreadPool:
         self._lock = threading.Lock()
         self._state = 0
         self.size = 1
+        self._expected = 0
 
     def launch(self, function: int, context: int, threads: int) -> None:
         """Runs a function on so many threads, the caller being the first; returns when all did.
@@ -84,6 +85,17 @@ class ThreadPool:
             self.reserve(parts)
         self._share(self._state, function, context, parts)
 
+    def expect(self, callers: int) -> None:
+        """Add to the number of threads that share launches again and again; below 0, subtract.
+
+        Two or more divide the cores evenly, also while one of them is between two launches: parts
+        of a run then wait for no worker that another run has delayed.
+        """
+        with self._lock:
+            self._expected += callers
+            if self._state:
+                self._write(pool_code.EXPECTED, self._expected)
+
     def reserve(self, threads: int) -> None:
         """Starts threads until there are so many, the caller counted."""
         if threads > MAX_THREADS:
@@ -94,7 +106,10 @@ class ThreadPool:
             while self.size < threads:
                 self._start(self.size)
                 self.size += 1
-                ctypes.c_int32.from_address(self._state + pool_code.SIZE).value = self.size
+                self._write(pool_code.SIZE, self.size)
+
+    def _write(self, place: int, number: int) -> None:
+        ctypes.c_int32.from_address(self._state + place).value = number
 
     def _make_state(self) -> int:
         """The pool's memory. It is never freed, because sleeping workers refer to it."""
@@ -110,6 +125,7 @@ class ThreadPool:
         for at, number in (
             (pool_code.SPIN, self._spin_turns(state)),
             (pool_code.CORES, available_threads()),
+            (pool_code.EXPECTED, self._expected),
         ):
             ctypes.c_int32.from_address(state + at).value = number
         return state

@@ -37,10 +37,10 @@ reserves an idle worker, writes down the work and posts it. The worker takes it 
 state, unless the launch has taken it back because nothing is left to do."""
 STATES = 4
 
-TICKETS, CALLERS, BUSY, SPIN, CORES, SIZE = 0, 4, 8, 64, 68, 72
+TICKETS, CALLERS, BUSY, SPIN, CORES, SIZE, EXPECTED = 0, 4, 8, 64, 68, 72, 76
 """The pool: tickets given out; launches under way; workers reserved; turns to spin where each
-thread has a core; cores to run on; slots, that of the caller counted; then a ring of cells and the
-cell of MEETING (see `pool_cells`)..."""
+thread has a core; cores to run on; slots, that of the caller counted; callers that launch again and
+again; then a ring of cells and the cell of MEETING (see `pool_cells`)..."""
 SLOTS = MEETING + CELL_BYTES
 """...and a slot for every thread (that of thread 0, the caller, stays empty)."""
 
@@ -136,28 +136,37 @@ define void @launch(ptr %pool, ptr %function, ptr %context, i64 %threads) nounwi
 }}
 
 ; Runs a function of so many parts on the caller and on workers: all that it can use if the caller
-; is alone; otherwise as many as there are cores for besides other callers and their workers.
+; is alone; otherwise as many as there are cores for besides other callers and their workers, and
+; no more than its even part of the cores where more callers are expected.
 define void @share(ptr %pool, ptr %function, ptr %context, i64 %parts) nounwind {{
   %callers.at = getelementptr i8, ptr %pool, i64 {CALLERS}
   %busy.at = getelementptr i8, ptr %pool, i64 {BUSY}
   %cores.at = getelementptr i8, ptr %pool, i64 {CORES}
-  %callers = atomicrmw add ptr %callers.at, i32 1 monotonic
+  %expected.at = getelementptr i8, ptr %pool, i64 {EXPECTED}
+  %others.now = atomicrmw add ptr %callers.at, i32 1 monotonic
+  %callers.now = add i32 %others.now, 1
+  %expected = load atomic i32, ptr %expected.at monotonic, align 4
+  %callers = call i32 @llvm.smax.i32(i32 %callers.now, i32 %expected)
   %busy = load atomic i32, ptr %busy.at monotonic, align 4
   %cores = load i32, ptr %cores.at, align 4
-  %taken = add i32 %callers, %busy
-  %besides = add i32 %taken, 1
+  %besides = add i32 %callers, %busy
   %left = sub i32 %cores, %besides
-  %free = call i32 @llvm.smax.i32(i32 %left, i32 0)
+  %divisor = call i32 @llvm.smax.i32(i32 %expected, i32 1)
+  %each = sdiv i32 %cores, %divisor
+  %even = sub i32 %each, 1
+  %least = call i32 @llvm.smin.i32(i32 %left, i32 %even)
+  %free = call i32 @llvm.smax.i32(i32 %least, i32 0)
   %free.long = zext i32 %free to i64
   %most = sub i64 %parts, 1
   %fewer = call i64 @llvm.umin.i64(i64 %free.long, i64 %most)
-  %alone = icmp eq i32 %callers, 0
+  %alone = icmp eq i32 %callers, 1
   %others = select i1 %alone, i64 %most, i64 %fewer
   call void @run_with(ptr %pool, ptr %function, ptr %context, i64 %parts, i64 %others, i1 false)
   atomicrmw sub ptr %callers.at, i32 1 monotonic
   ret void
 }}
 declare i32 @llvm.smax.i32(i32, i32)
+declare i32 @llvm.smin.i32(i32, i32)
 declare i64 @llvm.umin.i64(i64, i64)
 
 ; Runs a function on the caller and at most so many workers. %all: they are all needed.
