@@ -294,14 +294,14 @@ class Bindings:
         )
         write_package(path, signature, options, *content, self.target.architecture)
 
-    def remembered(self, name: str, find: Callable[[], str]) -> str:
-        """Return a text about the model from the cache on disk; find and store it if it is new."""
-        found = "" if self._store is None else self._store.note(name)
-        if not found:
-            found = find()
-            if self._store is not None:
-                self._store.keep_note(name, found)
-        return found
+    def note(self, name: str) -> str:
+        """Return a text about the model from the cache on disk; "" if there is none."""
+        return "" if self._store is None else self._store.note(name)
+
+    def keep_note(self, name: str, text: str) -> None:
+        """Store a text about the model in the cache on disk."""
+        if self._store is not None:
+            self._store.keep_note(name, text)
 
     @property
     def packaged(self) -> bool:

@@ -259,12 +259,13 @@ class Session(Calls):
             empty = {n: np.zeros((), types[n].dtype.numpy) for n in shapes}
             return self.bound_graph({n: np.broadcast_to(x, shapes[n]) for n, x in empty.items()})
 
-        def find() -> str:
+        found = BatchProof.from_json(self._bindings.note("batch axes"))
+        if found is None:
             from monograph.program.dynamic.batch_axis import find_batch_axis
 
-            return find_batch_axis(types, bind).to_json()
-
-        return BatchProof.from_json(self._bindings.remembered("batch axes", find))
+            found = find_batch_axis(types, bind)
+            self._bindings.keep_note("batch axes", found.to_json())
+        return found
 
     def compiler(self) -> Compiler:
         """Return what compiles the graphs of this session for the CPU."""

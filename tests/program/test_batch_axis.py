@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import monograph
 import monograph.ops
 from monograph.ir import Op, TensorType
+from monograph.program.dynamic.batch_proof import BatchProof
 from tests.samples import make_input
 
 CLAIMS = [
@@ -172,3 +173,36 @@ def test_a_node_that_mixes_rows_is_named(name: str, tmp_path: Path) -> None:
 def test_models_without_an_open_first_dimension_say_so(tmp_path: Path) -> None:
     path = model(tmp_path / "m.onnx", [node("Abs", "x")], [1, 6])
     assert "open first dimension" in monograph.load(path).batch_axes().reason
+
+
+def test_a_proof_is_kept_on_disk_and_found_without_the_analysis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found_for(scale: float, **dims: int) -> BatchProof:
+        path = tmp_path / f"{scale}.onnx"
+        if not path.exists():
+            model(path, [node("MatMul", "x", "w")], w=np.full((6, 3), scale, np.float32))
+        return monograph.load(path, dims=dims, cache_dir=str(tmp_path / "cache")).batch_axes()
+
+    found = found_for(1.0)
+    assert found.holds
+
+    def analysed(*_: object) -> BatchProof:
+        raise AssertionError("the graph was followed again")
+
+    monkeypatch.setattr("monograph.program.dynamic.batch_axis.find_batch_axis", analysed)
+    assert found_for(1.0) == found
+    with pytest.raises(AssertionError, match="followed again"):
+        found_for(1.0, n=3)
+    with pytest.raises(AssertionError, match="followed again"):
+        found_for(2.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "1", '{"inputs": 1}', '{"inputs": {"x": "0"}, "outputs": {}}',
+             '{"inputs": {}, "outputs": {}, "reason": 1}', '{"inputs": {}, "more": {}}'],
+)  # fmt: skip
+def test_a_text_that_is_no_proof_is_none(text: str) -> None:
+    proof = BatchProof({"x": 0}, {"y": 1}, "no", "node")
+    assert BatchProof.from_json(proof.to_json()) == proof
+    assert BatchProof.from_json(text) is None

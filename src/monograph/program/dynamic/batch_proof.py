@@ -34,6 +34,12 @@ class BatchProof:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> BatchProof:
-        """Return the proof of a text."""
-        return BatchProof(**json.loads(text))
+    def from_json(text: str) -> BatchProof | None:
+        """Return the proof of a text; None if it is none, as of a file that was cut off."""
+        try:
+            found = BatchProof(**json.loads(text))
+            axes = [*found.inputs.values(), *found.outputs.values()]
+        except (ValueError, TypeError, AttributeError):
+            return None
+        sound = all(isinstance(x, str) for x in (found.reason, found.node))
+        return found if sound and all(type(a) is int for a in axes) else None
