@@ -41,6 +41,8 @@ from benchmarks.serve_overhead import overhead
 from benchmarks.serve_peers import Peer
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
+SETTLE = 1.0
+"""Seconds after a load in which a server ends what clients gave up, before it is stopped."""
 MODELS = (
     "reachy_fk_int8", "magika_v3_3", "hf_bert_sdpa", "tv_mobilenet_v3_small", "face_rfb320",
 )  # fmt: skip
@@ -78,6 +80,8 @@ def _beside(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 wrk(peer.url, peer.call, arguments.warm * (2 if turn == 0 else 1))
                 found = wrk(peer.url, peer.call, arguments.seconds)
                 rates.setdefault(peer.name, []).append(found.rate)
+                # Triton's backend fails if it is stopped amid the requests that wrk gave up.
+                time.sleep(SETTLE)
                 peer.signal(signal.SIGSTOP)
         peers[0].signal(signal.SIGCONT)
         stats = json.loads(own.get(f"/v2/models/{name}/stats")[1])["model_stats"][0]
