@@ -87,6 +87,10 @@ def made_request(rng: random.Random) -> bytes:
     return spoiled(found, rng) if rng.random() < 0.05 else found
 
 
+WAIT = 300.0
+"""The longest wait for an answer, in seconds: the machine may be busy."""
+
+
 @dataclass
 class Fuzzer:
     """Sends requests to a server, and counts what comes back."""
@@ -107,7 +111,7 @@ class Fuzzer:
                 for part in (data[:cut], data[cut:]) if rng.random() < 0.2 else (data,):
                     writer.write(part)
                     await writer.drain()
-                found = await asyncio.wait_for(_status(reader, not data.startswith(b"HEAD ")), 20)
+                found = await asyncio.wait_for(_status(reader, not data.startswith(b"HEAD ")), WAIT)
             except (ConnectionError, asyncio.IncompleteReadError):
                 found = 0
             except TimeoutError:
@@ -129,7 +133,7 @@ class Fuzzer:
             if rng.random() < 0.5:
                 text[rng.randrange(len(text))] = rng.randrange(256)
             writer.write(good[:start] + text)
-            found = await asyncio.wait_for(_status(reader), 20)
+            found = await asyncio.wait_for(_status(reader), WAIT)
             assert found in (200, 400), f"seed {self.seed}, repeated request {i}: status {found}"
             self.counts[f"repeated {found}"] += 1
         writer.close()
@@ -150,7 +154,7 @@ class Fuzzer:
                 if rng.random() < 0.1:
                     data = rng.randbytes(rng.randrange(60))
                 try:
-                    await channel.unary_unary(f"/{service}/{method}")(data, timeout=20)
+                    await channel.unary_unary(f"/{service}/{method}")(data, timeout=WAIT)
                     code = "OK"
                 except grpc.aio.AioRpcError as error:
                     code = error.code().name

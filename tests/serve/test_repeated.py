@@ -328,7 +328,7 @@ def test_half_a_request_does_not_hold_up_the_end_of_the_server(folder: Path, kno
                 await client.ask(request(X))
             client.writer.write(request(X)[:-1])
             await asyncio.sleep(0.2)
-            await asyncio.wait_for(server.listening.stop(), 5)
+            await asyncio.wait_for(server.listening.stop(), 20)
             status, _, body = await client.answer()
             assert (status, b"shutting down" in body) == (503, True)
             assert await client.reader.read(10) == b""
