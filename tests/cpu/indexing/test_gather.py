@@ -132,6 +132,15 @@ def test_an_index_out_of_range_is_an_error_and_no_more(wrong: int, place: int) -
         np.testing.assert_array_equal(executable.run(feeds)[0], good)
 
 
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+@pytest.mark.parametrize("batch", [0, 1])
+def test_bytes_by_many_indices_at_once(features, batch: int) -> None:
+    """The indices of a vector of bytes are eight times as wide as the bytes."""
+    i = value("i64[16, 16, 4, 1]", "i")
+    data = np.random.default_rng(0).integers(-1, 1, i.tensor.static)
+    check(graph_of(GatherNd(batch)(value("i8[16, 1]"), i)), {"i": data}, features=features)
+
+
 def test_an_index_into_nothing_is_an_error() -> None:
     executable = compile_graph(
         graph_of(Gather(0)(value("f32[0, 3]"), value("i64[2]", "i"))), host(), 2

@@ -48,6 +48,8 @@ _MASKED = re.compile(
 _READS = re.compile(r"llvm\.masked\.load\S+\(ptr (%[^\s,]+), .* ; reads (\S+)$")
 _FILL = re.compile(r"call void @llvm\.memset\S+\(ptr (%[^\s,]+), i8 \S+, i64 (\S+), ")
 _COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr (%[^\s,]+), ptr (%[^\s,]+), i64 (\S+), ")
+_LENGTH = re.compile(r"i64 (\S+), i1")
+"""The length of what is filled or copied."""
 _CALL = re.compile(r"call void @\S+?\((.*)\) ; spans (.*)$")
 _ANY = re.compile(r"\bptr\b")
 _HARMLESS = ("call void @barrier(", "call void @llvm.prefetch.")
@@ -343,7 +345,8 @@ class Instrumented:
     def _redirected(self, access: _Access, group: _Group, line: str) -> tuple[list[str], str]:
         """Return the instruction, redirected to harmless memory if the check fails."""
         masked = READS_MARK in line
-        if not masked and (access.whole or access.count or access.high > 256):
+        moves = _LENGTH.search(line) is not None and (access.count or access.high > 256)
+        if not masked and (access.whole or moves):
             # A pointer argument is redirected to its buffer's start, and no bytes are moved.
             return self._without(access, group, line)
         self.dummy_bytes = max(self.dummy_bytes, access.high)
@@ -354,7 +357,7 @@ class Instrumented:
     def _without(self, access: _Access, group: _Group, line: str) -> tuple[list[str], str]:
         safe = self._fresh("s")
         if not access.whole:
-            found = re.search(r"i64 (\S+), i1", line)
+            found = _LENGTH.search(line)
             assert found is not None
             made = f"  {safe} = select i1 {group.bad}, i64 0, i64 {found[1]}"
             return [made], line.replace(found[0], f"i64 {safe}, i1")
