@@ -15,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from monograph.errors import ConfigError
 from monograph.serve.batches import BatchAxes, row_difference
 from monograph.serve.failures import Failure, RequestError
 from monograph.serve.folder import Found
@@ -268,6 +269,16 @@ def test_answers_do_not_depend_on_neighbours(
         assert model.statistics.fallbacks.total() == 0
     finally:
         model.close()
+
+
+def test_parallel_batches_stay_within_the_threads(tmp_path: Path) -> None:
+    path = affine(tmp_path / "m.onnx")
+    for threads, asked, found in ((1, 0, 1), (2, 0, 2), (2, 1, 1), (2, 9, 2), (6, 0, 4), (6, 5, 5)):
+        model = tensor_model(path, threads=threads, parallel_batches=asked)
+        assert model.runner.workers.most == found
+        model.close()
+    with pytest.raises(ConfigError, match="negative"):
+        ModelSettings(parallel_batches=-1)
 
 
 def test_models_that_mix_rows_run_one_request_at_a_time(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Histogram:
 
 @dataclass
 class ModelStatistics:
-    """Counts of one version of a model; the thread that runs it writes, others read."""
+    """Counts of one version of a model; the threads that run it write in turn, others read."""
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +37,8 @@ class TensorModel(ServedTensors):
         self.name, self.version, self.platform = found.name, found.version, "monograph_onnx"
         self.settings = settings
         self.statistics = ModelStatistics()
+        self._counting = threading.Lock()
+        """Held while one of several workers counts a fallback."""
         self.session = _open(found.path, settings)
         if self.session.donate:
             self.session.close()
@@ -157,14 +160,18 @@ class TensorModel(ServedTensors):
         if self._preparation.covers(feeds):
             return self.session.run(feeds)
         if self._stand_in is not None:
-            self.statistics.fallbacks["reference"] += 1
+            self._fell_back("reference")
             return self._stand_in.run(feeds)
-        self.statistics.fallbacks["refused"] += 1
+        self._fell_back("refused")
         raise RequestError(
             Failure.UNAVAILABLE,
             "the code for these sizes is being prepared; send the request again in a moment",
             hint="declare the sizes by `shapes` in the settings of the model",
         )
+
+    def _fell_back(self, reason: str) -> None:
+        with self._counting:
+            self.statistics.fallbacks[reason] += 1
 
 
 def _open(path: Path, settings: ModelSettings) -> Session:
