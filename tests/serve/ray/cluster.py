@@ -84,6 +84,14 @@ class RayApplication:
                     found += [own, *own.children(recursive=True)]
         return found
 
+    def stop(self, processes: list[psutil.Process]) -> None:
+        """Stop processes until `go_on`."""
+        _send(processes, signal.SIGSTOP)
+
+    def go_on(self, processes: list[psutil.Process]) -> None:
+        """Let processes go on that were stopped."""
+        _send(processes, signal.SIGCONT)
+
     def kill(self, node: Any, processes: list[psutil.Process]) -> None:
         """End a node, with its processes, at once, as if its power failed."""
         _send(processes, signal.SIGKILL)
