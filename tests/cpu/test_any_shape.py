@@ -260,6 +260,22 @@ def test_input_without_memory_that_is_too_large_is_refused() -> None:
         session.run({"x": np.broadcast_to(np.float32(1), (LARGE, LARGE))})
 
 
+def test_resize_does_not_count_taps_that_weigh_nothing_at_a_size() -> None:
+    """Rows of a dimension that keeps its size are read, but NaN and infinities beside them not."""
+    inputs, outputs = [("x", TensorProto.FLOAT, ["N", "M"])], [("y", TensorProto.FLOAT, None)]
+    node = helper.make_node("Resize", ["x", "", "", "to"], ["y"], mode="linear")
+    model = model_of([node], inputs, outputs)
+    model.graph.initializer.append(numpy_helper.from_array(np.int64([8, 6]), "to"))
+    session = monograph.load(model, specialise="off")
+    right = monograph.load(model, "reference")
+    for shape in [(8, 9), (4, 6), (8, 6), (5, 7), (16, 9)]:
+        x = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape)
+        x[2, 3], x[3, 0] = np.inf, np.nan
+        expected = right.run({"x": x})[0]
+        assert np.isfinite(expected).any()
+        np.testing.assert_allclose(session.run({"x": x})[0], expected, 1e-5)
+
+
 @pytest.mark.parametrize("size", [(1 << 31) - 1, 1 << 31, (1 << 33) + 1])
 def test_size_beyond_32_bits_has_exact_code(size: int) -> None:
     inputs, outputs = [("x", TensorProto.FLOAT, ["N", "M"])], [("y", TensorProto.FLOAT, None)]

@@ -12,10 +12,12 @@ from monograph.ir import DType, Value, constant
 from monograph.ir.dtype import f32, f64, i64
 from monograph.ir.sizes import hint_of, is_open
 from monograph.ops.cast import Cast
-from monograph.ops.elementwise import Add, Ceil, Div, Floor, Max, Min, Mul, Sub
+from monograph.ops.elementwise import Add, Ceil, Div, Floor, Max, Min, Mul, Sub, Where
 from monograph.ops.image import CROP
 from monograph.ops.index import Gather
+from monograph.ops.logic import Less
 from monograph.ops.pad_tile import Iota
+from monograph.ops.reduce import ReduceMax
 from monograph.ops.resize import LINEAR, NEAREST, STRETCH, Resize
 from monograph.ops.shape import Reshape
 
@@ -76,7 +78,16 @@ class _Axis:
         far = Sub()(_real(1), Sub()(beyond, places))
         taps = ((base, near), (beyond, far))
         parts = [Mul()(self._read(x, at), self._weight(w, x)) for at, w in taps]
-        return Add()(*parts)
+        return Add()(parts[0], self._used(far, parts[1]))
+
+    def _used(self, weights: Value, part: Value) -> Value:
+        """Return a part of the sums; 0 where it weighs nothing in any of them.
+
+        It is not read then on other targets: NaN and infinities in it must not count.
+        """
+        most = ReduceMax((0,), keep=True)(weights)
+        weighs = Reshape((1,) * part.tensor.rank)(Less()(_real(0), most))
+        return Where()(weighs, part, constant(np.zeros((), part.dtype.numpy)))
 
     def _places(self) -> Value:
         """Return the places of the input that the results stand for."""
