@@ -276,6 +276,23 @@ def test_resize_does_not_count_taps_that_weigh_nothing_at_a_size() -> None:
         np.testing.assert_allclose(session.run({"x": x})[0], expected, 1e-5)
 
 
+def test_attention_with_shared_heads_a_mask_and_a_cap() -> None:
+    """Heads are looked up one by one, and their elements lie a size of the run apart."""
+    inputs = [(n, TensorProto.FLOAT, [f"{n}{i}" for i in range(3)]) for n in "qkv"]
+    inputs.append(("mask", TensorProto.FLOAT, ["queries", "keys"]))
+    heads = {"q_num_heads": 4, "kv_num_heads": 2}
+    node = helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"], softcap=2.0, **heads)
+    model = model_of([node], inputs, [("y", TensorProto.FLOAT, None)], opset=23)
+    session = monograph.load(model, specialise="off")
+    right = monograph.load(model, "reference")
+    rng = np.random.default_rng(0)
+    for queries, keys in [(5, 4), (1, 9), (5, 4)]:
+        shapes = {"q": (1, queries, 16), "k": (1, keys, 8), "v": (1, keys, 8)}
+        feeds = {n: rng.normal(size=s).astype("f4") for n, s in shapes.items()}
+        feeds["mask"] = rng.normal(size=(queries, keys)).astype("f4")
+        np.testing.assert_allclose(session.run(feeds)[0], right.run(feeds)[0], 1e-4, 1e-5)
+
+
 @pytest.mark.parametrize("size", [(1 << 31) - 1, 1 << 31, (1 << 33) + 1])
 def test_size_beyond_32_bits_has_exact_code(size: int) -> None:
     inputs, outputs = [("x", TensorProto.FLOAT, ["N", "M"])], [("y", TensorProto.FLOAT, None)]

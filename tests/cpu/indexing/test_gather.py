@@ -15,7 +15,7 @@ from monograph.ops.elementwise import Add, Exp
 from monograph.ops.index import Gather, GatherElements, GatherNd
 from monograph.ops.pad_tile import PAD_MODES, Iota, Pad, Tile
 from monograph.ops.scatter import Col2Im, ScatterElements, ScatterNd
-from monograph.ops.shape import Transpose
+from monograph.ops.shape import Reshape, Slice, Transpose
 from monograph.ops.signal import Frames
 from monograph.runtime.cpu.executable import compile_graph
 from tests.cpu.indexing.moving import FEATURES, THREADS, check, check_samples, host
@@ -139,6 +139,18 @@ def test_bytes_by_many_indices_at_once(features, batch: int) -> None:
     i = value("i64[16, 16, 4, 1]", "i")
     data = np.random.default_rng(0).integers(-1, 1, i.tensor.static)
     check(graph_of(GatherNd(batch)(value("i8[16, 1]"), i)), {"i": data}, features=features)
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=lambda f: f.name)
+def test_rows_whose_elements_lie_apart(features) -> None:
+    """The index is that of a whole row, the elements of which are no vector in memory."""
+    i, data = indices("i64[3]", 5)
+    x = value("f32[40, 5]")
+    check(graph_of(Gather(0)(Transpose((1, 0))(x), i)), {"i": data}, features=features)
+    apart = Slice((0, 0), (5, 80), (1, 2))(value("f32[5, 80]"))
+    check(graph_of(Exp()(Gather(0)(apart, i))), {"i": data}, features=features)
+    turned = Reshape((5, 40))(Transpose((0, 2, 1))(value("f32[5, 8, 5]")))
+    check(graph_of(Gather(0)(turned, i)), {"i": data}, features=features)
 
 
 def test_an_index_into_nothing_is_an_error() -> None:

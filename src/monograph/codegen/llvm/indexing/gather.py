@@ -169,8 +169,9 @@ class _Gathered(ElementMaker):
         return self.e.scalars.gathered([self._load(self._place(p), 0) for p in lanes])
 
     def _adjacent(self, point: Point) -> bool:
-        """Return True if the lanes' indices are adjacent in memory, and all is proven."""
-        return not self.extent and all(
+        """Return True if lanes have indices, adjacent in memory, and all is proven."""
+        proven = bool(self.within) and not self.extent
+        return proven and all(
             follows(c.position, point)
             and not self.e.unproven(self.indices, c.position)
             and (self.indices.dtype == i64 or (not is_open(c.size) and c.size < 1 << 31))
